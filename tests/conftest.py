@@ -92,16 +92,16 @@ def scripted_server() -> Generator[Callable[..., str]]:
     the requests.
     """
     listening: list[socket.socket] = []
-    asked: list[bytes] = []
+    request_heads: list[bytes] = []
 
-    def one(peer: socket.socket) -> bytes:
-        got = b""
-        while b"\r\n\r\n" not in got:
+    def read_request(peer: socket.socket) -> bytes:
+        buffer = b""
+        while b"\r\n\r\n" not in buffer:
             more = peer.recv(1 << 16)
             if not more:
                 return b""
-            got += more
-        head, _, body = got.partition(b"\r\n\r\n")
+            buffer += more
+        head, _, body = buffer.partition(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         missing = int(length[1]) - len(body) if length else 0
         while missing > 0:
@@ -110,8 +110,8 @@ def scripted_server() -> Generator[Callable[..., str]]:
 
     def talk(peer: socket.socket, says: Sequence[Says], close: bool) -> None:
         with peer, contextlib.suppress(OSError):
-            while head := one(peer):
-                asked.append(head)
+            while head := read_request(peer):
+                request_heads.append(head)
                 for part in says:
                     part(peer) if callable(part) else peer.sendall(part)
                 if close:
@@ -130,7 +130,7 @@ def scripted_server() -> Generator[Callable[..., str]]:
         threading.Thread(target=accept, daemon=True).start()
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
-    serve.asked = asked  # type: ignore[attr-defined]
+    serve.asked = request_heads  # type: ignore[attr-defined]
     yield serve
     for server in listening:
         server.close()
@@ -150,16 +150,16 @@ def installed() -> Callable[..., Environment]:
 
     def find(backend: str, module: str | None = None) -> Environment:
         try:
-            found = environment(backend)
+            server = environment(backend)
         except SloBenchError as error:
             pytest.skip(str(error))
         if module is not None:
-            tried = [found.python, "-c", f"import {module}"]
+            tried = [server.python, "-c", f"import {module}"]
             if subprocess.run(tried, capture_output=True, check=False).returncode:
                 pytest.skip(
-                    f"{found.name} has no {module}: backends install {backend} --with {module}"
+                    f"{server.name} has no {module}: backends install {backend} --with {module}"
                 )
-        return found
+        return server
 
     return find
 
@@ -180,9 +180,9 @@ class VllmPython:
 
 
 def _releases() -> list[object]:
-    found: list[object] = [VLLM.version, *VLLM.also_tested, *BORROWED_VLLM]
-    found.remove(OLD_VLLM)
-    return [*found, pytest.param(OLD_VLLM, marks=pytest.mark.weekly)]
+    versions: list[object] = [VLLM.version, *VLLM.also_tested, *BORROWED_VLLM]
+    versions.remove(OLD_VLLM)
+    return [*versions, pytest.param(OLD_VLLM, marks=pytest.mark.weekly)]
 
 
 @pytest.fixture(scope="session", params=_releases())

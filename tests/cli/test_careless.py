@@ -56,12 +56,12 @@ FLEET = ("--models", "fleet(llama-3.1-8b*2)")
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_run_with_impossible_settings_is_refused(slo_bench, more, message):
-    asked = list(RUN)
+    arguments = list(RUN)
     for option in ("--seeds", "--requests", "--rates", "-s"):
         if option in more:
-            at = asked.index(option)
-            del asked[at : at + 2]
-    assert message in refused(slo_bench, *asked, *more)
+            position = arguments.index(option)
+            del arguments[position : position + 2]
+    assert message in refused(slo_bench, *arguments, *more)
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ def test_commands_with_impossible_values_are_refused(slo_bench, arguments, messa
 def test_trace_with_impossible_arrival_times_is_refused(slo_bench, tmp_path, last, message):
     (tmp_path / "t.csv").write_text(f"{HEADER}0,10,10\n{last},10,10\n")
     for command in (["workload", "show", "t.csv"], ["run", "--workload", "t.csv", "-s", "vllm"]):
-        said = refused(slo_bench, *command)
-        assert message in said
-        assert "t.csv, line 3" in said
+        error = refused(slo_bench, *command)
+        assert message in error
+        assert "t.csv, line 3" in error
 
 
 def test_special_files_are_refused_before_they_are_opened_by_a_command(slo_bench, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("t.csv", "e.toml", "model/config.json"):
         os.mkfifo(tmp_path / name)
-    for asked in (["--workload", "t.csv"], ["--model", "./model"], ["--profile", "t.csv"]):
-        assert "is a named pipe" in refused(slo_bench, *RUN, *asked)
+    for options in (["--workload", "t.csv"], ["--model", "./model"], ["--profile", "t.csv"]):
+        assert "is a named pipe" in refused(slo_bench, *RUN, *options)
     assert "is a named pipe" in refused(slo_bench, "run", "e.toml")
 
 
@@ -142,9 +142,9 @@ def test_gzip_file_is_limited_by_its_unpacked_size(slo_bench, tmp_path, limit):
         with gzip.open(tmp_path / name, "wb") as file:
             file.write(content)
         assert (tmp_path / name).stat().st_size < 1 << 18
-        said = refused(slo_bench, "workload", "show", name)
-        assert "more than 1 MiB of text" in said
-        assert "--max-input-size" in said
+        error = refused(slo_bench, "workload", "show", name)
+        assert "more than 1 MiB of text" in error
+        assert "--max-input-size" in error
 
 
 def test_run_folder_is_held_to_the_limits_of_a_command(slo_bench, tmp_path, limit):
@@ -153,12 +153,12 @@ def test_run_folder_is_held_to_the_limits_of_a_command(slo_bench, tmp_path, limi
     with gzip.open(next((tmp_path / "r" / "requests").iterdir()), "ab") as file:
         file.write(b"0" * (1 << 24))
     assert "more than 1 MiB of text" in refused(slo_bench, "explain", "r", "slowest")
-    asked = tmp_path / "r" / "experiment.toml"
-    whole = asked.read_text()
-    asked.write_text(re.sub(r"(?m)^requests = .*", "requests = 1000000000000", whole))
+    experiment_file = tmp_path / "r" / "experiment.toml"
+    whole = experiment_file.read_text()
+    experiment_file.write_text(re.sub(r"(?m)^requests = .*", "requests = 1000000000000", whole))
     assert "of memory" in refused(slo_bench, "explain", "r", "slowest")
     os.mkfifo(tmp_path / "t.csv")
-    asked.write_text(re.sub(r"(?m)^workload = .*", 'workload = "t.csv"', whole))
+    experiment_file.write_text(re.sub(r"(?m)^workload = .*", 'workload = "t.csv"', whole))
     assert "is a named pipe" in refused(slo_bench, "explain", "r", "slowest")
 
 
@@ -173,8 +173,8 @@ def test_truncated_requests_are_counted_with_their_new_lengths(slo_bench, tmp_pa
     assert code == 0
     row = read_rows(tmp_path / "r" / "cells.csv")[0]
     planned = Experiment.load(tmp_path / "r" / "experiment.toml").plan()
-    made = workload_of(planned.cells[0])
-    tokens = made.prompt_tokens + made.output_tokens
+    workload = workload_of(planned.cells[0])
+    tokens = workload.prompt_tokens + workload.output_tokens
     assert row["overlong_truncated"] == (tokens > 16 * 16).sum() > 0
     assert f"{row['overlong_truncated']} of 5 requests (truncated)" in out
     with gzip.open(next((tmp_path / "r" / "requests").iterdir()), "rt") as file:
@@ -193,7 +193,7 @@ def test_run_with_very_long_names_writes_its_folder(slo_bench, tmp_path):
 
 
 def test_memory_estimate_counts_the_planned_cells():
-    asked = Experiment(
+    experiment = Experiment(
         systems=["vllm", "sarathi"],
         parameters={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": [8, 16]}},
         rates=[1, 2],
@@ -201,11 +201,11 @@ def test_memory_estimate_counts_the_planned_cells():
         requests=[10, 20],
         instances=2,
     )
-    size = estimate(asked)
-    assert size.cells == len(asked.plan().cells) == 60
+    size = estimate(experiment)
+    assert size.cells == len(experiment.plan().cells) == 60
     assert (size.requests, size.instances) == (20, 2)
-    one = asked.model_copy(update={"combinations": "one-at-a-time"})
-    assert estimate(one).cells == len(one.plan().cells)
+    one_at_a_time = experiment.model_copy(update={"combinations": "one-at-a-time"})
+    assert estimate(one_at_a_time).cells == len(one_at_a_time.plan().cells)
 
 
 def test_check_memory_and_parse_size():

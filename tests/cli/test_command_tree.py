@@ -20,8 +20,8 @@ CLI = get_command(cli_main.app)
 def commands(command, path=()):
     """All commands below, each with the words that lead to it."""
     yield path, command
-    for name, one in getattr(command, "commands", {}).items():
-        yield from commands(one, (*path, name))
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
 
 
 TREE = dict(commands(CLI))
@@ -68,9 +68,9 @@ def test_command_tree_has_nested_commands():
 def test_every_command_has_help_and_examples_that_parse(path):
     command = TREE[path]
     assert command.help, "says what it does"
-    found = examples(command)
-    assert found
-    for example in found:
+    help_examples = examples(command)
+    assert help_examples
+    for example in help_examples:
         words = shlex.split(example)
         assert words[0] == "slo-bench"
         ends_at = parse(words[1:])
@@ -87,13 +87,13 @@ def test_every_option_has_help_and_a_regular_name(path):
 
 
 def test_short_option_letter_has_one_meaning_in_all_commands():
-    meant = {}
+    meanings = {}
     for command in TREE.values():
         for parameter in command.params:
             for name in parameter.opts:
                 if re.fullmatch("-[a-zA-Z]", name):
-                    meant.setdefault(name, set()).add(parameter.name)
-    several = {name: found for name, found in meant.items() if len(found) > 1}
+                    meanings.setdefault(name, set()).add(parameter.name)
+    several = {name: parameters for name, parameters in meanings.items() if len(parameters) > 1}
     assert not several
 
 
@@ -104,7 +104,7 @@ def test_an_option_has_its_short_letter_in_every_command():
             if parameter.param_type_name == "option":
                 short = frozenset(name for name in parameter.opts if name[:2] != "--")
                 letters.setdefault(max(parameter.opts, key=len), set()).add(short)
-    assert not {name: found for name, found in letters.items() if len(found) > 1}
+    assert not {name: shorts for name, shorts in letters.items() if len(shorts) > 1}
 
 
 MISSPELT = [
@@ -140,16 +140,18 @@ MISSPELT = [
 ]
 
 
-@pytest.mark.parametrize(("words", "meant"), MISSPELT, ids=[" ".join(w) for w, _ in MISSPELT])
-def test_misspelt_name_is_refused_with_a_suggestion(words, meant, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "suggestion"), MISSPELT, ids=[" ".join(w) for w, _ in MISSPELT])
+def test_misspelt_name_is_refused_with_a_suggestion(
+    words, suggestion, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["slo-bench", *words])
     with pytest.raises(SystemExit) as ended:
         cli_main.main()
-    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
+    error = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
     assert ended.value.code == 2
-    assert meant in said
-    assert "Traceback" not in said
+    assert suggestion in error
+    assert "Traceback" not in error
 
 
 COMPLETED = [
@@ -172,9 +174,9 @@ COMPLETED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "wanted"), COMPLETED, ids=[line for line, _ in COMPLETED])
+@pytest.mark.parametrize(("line", "completions"), COMPLETED, ids=[line for line, _ in COMPLETED])
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_shell_completion_offers_names(line, wanted, shell, monkeypatch, capsys):
+def test_shell_completion_offers_names(line, completions, shell, monkeypatch, capsys):
     monkeypatch.setenv("_SLO_BENCH_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
@@ -182,11 +184,11 @@ def test_shell_completion_offers_names(line, wanted, shell, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["slo-bench"])
     with pytest.raises(SystemExit):
         cli_main.app(prog_name="slo-bench")
-    said = capsys.readouterr().out
-    found = re.findall(r'"([^"]+)"', said) if shell == "zsh" else said.split()
-    assert {word.partition(":")[0] for word in found if not word.startswith("(")} >= wanted
-    if not wanted:
-        assert not said.strip(" \n_files")
+    output = capsys.readouterr().out
+    offers = re.findall(r'"([^"]+)"', output) if shell == "zsh" else output.split()
+    assert {word.partition(":")[0] for word in offers if not word.startswith("(")} >= completions
+    if not completions:
+        assert not output.strip(" \n_files")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="bash")

@@ -57,29 +57,31 @@ def test_gate_compare_and_report_name_lost_rows(slo_bench, runs, tmp_path):
     shutil.copytree(runs / "both", cut)
     table = cut / "cells.csv"
     table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
-    told = "cut has 3 of 4 cells: it was interrupted, or rows of cells.csv are lost; continue with "
-    told += f"slo-bench run --resume --out {cut}"
+    warning = (
+        "cut has 3 of 4 cells: it was interrupted, or rows of cells.csv are lost; continue with "
+    )
+    warning += f"slo-bench run --resume --out {cut}"
     code, _, err = slo_bench("gate", runs / "both", cut)
-    assert (code, "not comparable: " + told in " ".join(err.split())) == (2, True)
+    assert (code, "not comparable: " + warning in " ".join(err.split())) == (2, True)
     code, out, _ = slo_bench("compare", runs / "both", cut)
-    assert (code, f"careful: {told}." in " ".join(out.split())) == (0, True)
+    assert (code, f"careful: {warning}." in " ".join(out.split())) == (0, True)
     code, out, _ = slo_bench("report", cut)
-    assert (code, f"careful: {told}." in out) == (0, True)
-    assert told in (cut / "report.html").read_text("utf-8")
+    assert (code, f"careful: {warning}." in out) == (0, True)
+    assert warning in (cut / "report.html").read_text("utf-8")
     code, out, _ = slo_bench("run", "--resume", "--out", cut)
     assert (code, "careful" in out) == (0, False)
     assert slo_bench("gate", runs / "both", cut)[0] == 0
 
 
 def test_gate_json_tells_the_verdict(slo_bench, runs):
-    asked = ("--metric", "tpot_p50", "--json")
-    code, out, _ = slo_bench("gate", runs / "base", runs / "slow", *asked)
-    told = json.loads(out)
-    assert (code, told["verdict"], told["passed"]) == (1, "failed", False)
-    (found,) = told["regressions"]
-    assert found["regression"] > 0.05
-    assert found["regression_low"] <= found["regression"]
-    code, out, _ = slo_bench("gate", runs / "base", runs / "other", *asked)
+    options = ("--metric", "tpot_p50", "--json")
+    code, out, _ = slo_bench("gate", runs / "base", runs / "slow", *options)
+    verdict = json.loads(out)
+    assert (code, verdict["verdict"], verdict["passed"]) == (1, "failed", False)
+    (regression,) = verdict["regressions"]
+    assert regression["regression"] > 0.05
+    assert regression["regression_low"] <= regression["regression"]
+    code, out, _ = slo_bench("gate", runs / "base", runs / "other", *options)
     assert code == 2
     assert json.loads(out)["verdict"] == "not comparable"
 
@@ -128,8 +130,8 @@ def test_explain_request_writes_its_stages_and_trace(slo_bench, runs, tmp_path):
     assert "Time by part" in out
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     code, out, _ = slo_bench("explain", runs / "base", "5", "--cell", cell, "--json")
-    told = json.loads(out)
-    assert (told["request"], told["doubt"]) == (5, None)
+    explanation = json.loads(out)
+    assert (explanation["request"], explanation["doubt"]) == (5, None)
     for arguments, why in [
         (("5",), "--cell"),
         (("--cell", cell), "--cell and --trace go with a REQUEST"),
@@ -146,8 +148,8 @@ def test_explain_run_folder_prints_json(slo_bench, runs):
     assert code == 0
     explained = json.loads(out)
     assert explained["decisions"] == []  # nothing was measured
-    for told in explained["reasons"]:
-        assert told["winner"]["attainment"] > told["runner_up"]["attainment"]
+    for reason in explained["reasons"]:
+        assert reason["winner"]["attainment"] > reason["runner_up"]["attainment"]
     code, _, err = slo_bench("explain", runs / "base")
     assert code == 2
     assert "takes two systems" in " ".join(err.split())
@@ -180,9 +182,9 @@ def test_sensitivity_command_writes_crossings(slo_bench, tmp_path):
         "3",
         "--json",
     )
-    told = json.loads(out)
-    assert [point["value"] for point in told["points"]] == [2.0]
-    assert set(told["base"]["means"]) == {"vllm", "orca"}
+    printed = json.loads(out)
+    assert [point["value"] for point in printed["points"]] == [2.0]
+    assert set(printed["base"]["means"]) == {"vllm", "orca"}
 
 
 @pytest.mark.parametrize(

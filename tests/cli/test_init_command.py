@@ -27,17 +27,17 @@ def test_init_file_equals_the_experiment_of_its_suite(slo_bench, tmp_path, suite
 def test_init_file_has_every_setting_with_its_default(slo_bench, tmp_path):
     assert slo_bench("init")[0] == 0
     text = (tmp_path / "experiment.toml").read_text()
-    for path, one in declared(ExperimentSchema).items():
+    for path, setting in declared(ExperimentSchema).items():
         assert re.search(rf"^(# )?{path.rpartition('.')[2]} = ", text, re.MULTILINE), path
-        assert one.help.split()[0] in text
+        assert setting.help.split()[0] in text
     # What is shown behind # can be set as it stands.
     shown = re.sub(r"^# (\w+ = (?!…))", r"\1", text, flags=re.MULTILINE)
     shown = shown.replace("chunk_tokens = [512, 2048]", "")
     (tmp_path / "all.toml").write_text(shown)
-    everything, given = (
+    everything, default = (
         Experiment.load(tmp_path / f).schema for f in ("all.toml", "experiment.toml")
     )
-    assert everything == given
+    assert everything == default
 
 
 def test_init_refuses_to_overwrite_a_file(slo_bench, tmp_path):

@@ -42,10 +42,10 @@ def small(monkeypatch, tmp_path):
 
 def in_turn(monkeypatch, rows):
     """Each reading is the next one, at the time at which it was recorded."""
-    at = iter(rows)
+    readings = iter(rows)
     monkeypatch.setattr(
         "slo_bench.harness.load_generator.metrics_source.MetricsSource.read",
-        lambda source, time_s: _read(next(at)),
+        lambda source, time_s: _read(next(readings)),
     )
     monkeypatch.setattr(observe, "monotonic", _clock())
 
@@ -76,14 +76,18 @@ def test_observe_recorded_server_metrics(
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
     done = CliRunner().invoke(app, [*words, "--interval", "1", "--json", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["engine"] == engine
-    assert found["capacity_band_rps"][0] <= found["capacity_rps"] <= found["capacity_band_rps"][1]
-    assert found["headroom_band"][0] <= found["headroom"] <= found["headroom_band"][1]
-    assert found["step_time_factors"][0] <= 1 <= found["step_time_factors"][1]
-    for change in found["changes"]:
+    estimate = json.loads(done.stdout)
+    assert estimate["engine"] == engine
+    assert (
+        estimate["capacity_band_rps"][0]
+        <= estimate["capacity_rps"]
+        <= estimate["capacity_band_rps"][1]
+    )
+    assert estimate["headroom_band"][0] <= estimate["headroom"] <= estimate["headroom_band"][1]
+    assert estimate["step_time_factors"][0] <= 1 <= estimate["step_time_factors"][1]
+    for change in estimate["changes"]:
         assert change["gain_low"] <= change["gain"] <= change["gain_high"]
-    more = next(change for change in found["changes"] if change["instances"])
+    more = next(change for change in estimate["changes"] if change["instances"])
     assert more["gain"] > 1.2
     text = (out / "experiment.toml").read_text()
     assert (f"max_num_seqs = {batch}" in text) == (batch is not None)
@@ -97,8 +101,8 @@ def prometheus(rows, labels=""):
     series = {}
     for time_s, text in rows:
         for line in text.splitlines():
-            name, of, value = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line).groups()
-            metric = dict(re.findall(r'(\w+)="([^"]*)"', f"{of or ''},{labels}"))
+            name, label_text, value = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line).groups()
+            metric = dict(re.findall(r'(\w+)="([^"]*)"', f"{label_text or ''},{labels}"))
             key = json.dumps({"__name__": name, **metric})
             series.setdefault(key, []).append([time_s, value])
     matrix = [{"metric": json.loads(key), "values": values} for key, values in series.items()]

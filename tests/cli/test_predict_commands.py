@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(folder):
+def trained(folder):
     base = tiny_models.make_model(folder / "base")
     data = write_jsonl(folder / "talks.jsonl", answered(256))
     arguments = ["--base", base, "--lora-r", 4, "--epochs", 7, "--learning-rate", 8e-3]
@@ -65,17 +65,19 @@ def made(folder):
 
 
 @needs_torch
-def test_predict_eval_prints_text_json_and_page(made, folder):
+def test_predict_eval_prints_text_json_and_page(trained, folder):
     new = write_jsonl(folder / "new.jsonl", answered(80, seed=4))
     page = folder / "page.html"
     rows = folder / "rows.csv"
-    text = typed("predict-eval", made, new, "--html", page, "--predictions", rows)
+    text = typed("predict-eval", trained, new, "--html", page, "--predictions", rows)
     with rows.open(newline="") as file:
         written = list(csv.DictReader(file))
     assert len(written) == 80
-    known = {"name": 0, "list": 2, "explain": 4, "narrate": 7}  # buckets of `TELLING`
+    verb_buckets = {"name": 0, "list": 2, "explain": 4, "narrate": 7}  # buckets of `TELLING`
     assert np.mean([row["bucket"] == row["predicted_bucket"] for row in written]) > 0.7
-    assert all(abs(int(row["bucket"]) - known[row["prompt"].split()[0]]) < 2 for row in written)
+    assert all(
+        abs(int(row["bucket"]) - verb_buckets[row["prompt"].split()[0]]) < 2 for row in written
+    )
     for part in (
         "LoRA",
         "majority per",
@@ -86,36 +88,36 @@ def test_predict_eval_prints_text_json_and_page(made, folder):
         "Leak check",
     ):
         assert part in text
-    found = json.loads(typed("predict-eval", made, new, folder / "talks.jsonl", "--json"))
-    ours = [row for row in found["scores"] if row["predictor"] == "LoRA"]
+    report = json.loads(typed("predict-eval", trained, new, folder / "talks.jsonl", "--json"))
+    ours = [row for row in report["scores"] if row["predictor"] == "LoRA"]
     assert [row["corpus"] for row in ours] == ["new", "talks"]
     assert [row["transfer"] for row in ours] == [True, False]
     assert ours[0]["exact"] > 0.7
-    assert found["leak_exact"]["new"] > 0.9  # "word word word": its count is its length
+    assert report["leak_exact"]["new"] > 0.9  # "word word word": its count is its length
     # Of what it was trained on only the share kept back is judged.
-    rows = json.loads((made / "predictor.json").read_text())["training"]["rows"]
+    rows = json.loads((trained / "predictor.json").read_text())["training"]["rows"]
     assert ours[1]["rows"] == rows["test"]
-    assert found["left_out"]["talks"] == 256 - rows["test"]
-    assert {latency["batch"] for latency in found["latencies"]} == {1, 32}
-    assert sum(map(sum, found["confusion"])) == ours[1]["rows"]  # transfer stands apart
+    assert report["left_out"]["talks"] == 256 - rows["test"]
+    assert {latency["batch"] for latency in report["latencies"]} == {1, 32}
+    assert sum(map(sum, report["confusion"])) == ours[1]["rows"]  # transfer stands apart
     html = page.read_text()
     assert 'id="figure-reliability"' in html
     assert 'id="figure-confusion"' in html
 
 
 @needs_torch
-def test_predict_eval_prequential_learns_from_the_stream(made, folder):
+def test_predict_eval_prequential_learns_from_the_stream(trained, folder):
     drifted = answered(120, seed=9, telling={"short": 40, "old": 300})
     data = write_jsonl(folder / "drift.jsonl", drifted)
-    before = {path.name: path.read_bytes() for path in made.iterdir()}
-    found = json.loads(typed("predict-eval", made, data, "--prequential", 40, "--json"))
-    assert [window["rows"] for window in found["windows"]] == [40, 40, 40]
-    assert found["windows"][0]["update"]["rows"] == 40
-    assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
-    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    before = {path.name: path.read_bytes() for path in trained.iterdir()}
+    report = json.loads(typed("predict-eval", trained, data, "--prequential", 40, "--json"))
+    assert [window["rows"] for window in report["windows"]] == [40, 40, 40]
+    assert report["windows"][0]["update"]["rows"] == 40
+    assert report["windows"][-1]["corrected"] >= report["windows"][-1]["as_trained"]
+    assert {path.name: path.read_bytes() for path in trained.iterdir()} == before
     page = folder / "drift.html"
     shown = typed(
-        "predict-eval", made, data, "--prequential", 60, "--baseline", made, "--html", page
+        "predict-eval", trained, data, "--prequential", 60, "--baseline", trained, "--html", page
     )
     assert "as trained" in shown
     assert "baseline" in shown
@@ -125,22 +127,22 @@ def test_predict_eval_prequential_learns_from_the_stream(made, folder):
 
 
 @needs_torch
-def test_predict_eval_baseline_trained_on_the_data_is_refused(made, folder, monkeypatch, capsys):
+def test_predict_eval_baseline_trained_on_the_data_is_refused(trained, folder, monkeypatch, capsys):
     data = write_jsonl(folder / "seen.jsonl", answered(256))
-    baseline = ["predict-eval", made, data, "--baseline", made]
+    baseline = ["predict-eval", trained, data, "--baseline", trained]
     assert "would flatter" in refused(monkeypatch, capsys, *baseline, "--prequential", 40)
     assert "--prequential" in refused(monkeypatch, capsys, *baseline)
 
 
 @needs_torch
-def test_predict_train_continue_from_updates_or_keeps_the_predictor(made, folder, tmp_path):
-    mine = Path(shutil.copytree(made, tmp_path / "lengths"))
+def test_predict_train_continue_from_updates_or_keeps_the_predictor(trained, folder, tmp_path):
+    mine = Path(shutil.copytree(trained, tmp_path / "lengths"))
     data = write_jsonl(tmp_path / "new.jsonl", answered(120, seed=9, telling={"old": 300}))
-    said = CliRunner().invoke(app, ["predict-train", str(data), "--continue-from", str(mine)])
-    assert said.exit_code == 0
-    assert "update with 120 new answers" in said.stderr
+    updated = CliRunner().invoke(app, ["predict-train", str(data), "--continue-from", str(mine)])
+    assert updated.exit_code == 0
+    assert "update with 120 new answers" in updated.stderr
     generation = json.loads((mine / "predictor.json").read_text())["generation"]
-    assert generation == int("taken" in said.stderr)
+    assert generation == int("taken" in updated.stderr)
     assert (mine / f"weights-{generation}.safetensors").is_file()
 
 
@@ -157,66 +159,66 @@ main()
 def test_predict_train_interrupted_by_ctrl_c_can_be_resumed(tmp_path):
     base = tiny_models.make_model(tmp_path / "base")
     data = write_jsonl(tmp_path / "talks.jsonl", answered(256))
-    asked = ["predict-train", data, "--base", base, "--lora-r", "2", "--epochs", "6"]
-    asked = [*map(str, asked), "--threads", "1", "--out", str(tmp_path / "lengths")]
+    arguments = ["predict-train", data, "--base", base, "--lora-r", "2", "--epochs", "6"]
+    arguments = [*map(str, arguments), "--threads", "1", "--out", str(tmp_path / "lengths")]
     process = subprocess.Popen(
-        [sys.executable, "-c", HEARS_CTRL_C, *asked], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HEARS_CTRL_C, *arguments], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("epoch 1"):
             process.send_signal(signal.SIGINT)
             break
-    said = process.communicate(timeout=300)[1]
-    assert (process.returncode, "Traceback" in said) == (130, False)
-    assert "go on with the same command and --resume" in said
-    done = CliRunner().invoke(app, [*asked, "--resume"])
+    error = process.communicate(timeout=300)[1]
+    assert (process.returncode, "Traceback" in error) == (130, False)
+    assert "go on with the same command and --resume" in error
+    done = CliRunner().invoke(app, [*arguments, "--resume"])
     assert done.exit_code == 0
     assert (tmp_path / "lengths" / "predictor.json").is_file()
 
 
 @needs_torch
-def test_run_uses_lengths_of_a_trained_predictor(made, folder, monkeypatch):
+def test_run_uses_lengths_of_a_trained_predictor(trained, folder, monkeypatch):
     monkeypatch.chdir(folder)
     write_jsonl(folder / "served.jsonl", answered(60, seed=6))
     base = ["run", "--system", "sjf", "--workload", folder / "served.jsonl", "--rates", "2"]
     base += ["--seeds", 1, "--requests", 60, "--no-report", "--jobs", 1]
     for name, kind in (("learned", "learned"), ("words", "tfidf")):
-        told = f"{kind}({made}, model=a)"
-        typed(*base, "--length-predictor", told, "--out", folder / name)
+        predictor = f"{kind}({trained}, model=a)"
+        typed(*base, "--length-predictor", predictor, "--out", folder / name)
         (row,) = csv.DictReader((folder / name / "cells.csv").read_text().splitlines())
         assert float(row["length_bucket_accuracy"]) > 0.5
     # What came out of a run teaches the predictor.
-    rows = typed("predict-eval", made, f"a={folder / 'learned'}", "--json")
+    rows = typed("predict-eval", trained, f"a={folder / 'learned'}", "--json")
     assert json.loads(rows)["scores"][0]["rows"] > 40
 
 
 @needs_torch
 def test_predict_commands_refuse_wrong_arguments_in_one_line(
-    made, folder, monkeypatch, capsys, tmp_path
+    trained, folder, monkeypatch, capsys, tmp_path
 ):
     data = folder / "talks.jsonl"
     new = ("predict-train", data, "--base", folder / "base", "--out")
     for arguments, message in (
         (("predict-train", data), "give --out DIR for a new predictor, or --continue-from DIR"),
-        ((*new, made), "holds a predictor already"),
+        ((*new, trained), "holds a predictor already"),
         ((*new, tmp_path / "x", "--head", "sigmoid"), "head must be one"),
         (
             ("predict-train", data, "--out", tmp_path / "x", "--base", tmp_path),
             "it has no config.json",
         ),
         ((*new, tmp_path / "x", "--buckets", "0,a"), "--buckets '0,a'"),
-        (("predict-eval", made, data, "--base", tmp_path), "it has no config.json"),
-        (("predict-train", made, "--out", tmp_path / "x"), "is no run folder"),
+        (("predict-eval", trained, data, "--base", tmp_path), "it has no config.json"),
+        (("predict-train", trained, "--out", tmp_path / "x"), "is no run folder"),
         (
             ("run", "--length-predictor", tmp_path, "--rates", "1"),
             "there is no predictor in",
         ),
     ):
-        said = refused(monkeypatch, capsys, *arguments)
-        assert said.startswith("error: ")
-        assert message in said
-        assert "Traceback" not in said
+        error = refused(monkeypatch, capsys, *arguments)
+        assert error.startswith("error: ")
+        assert message in error
+        assert "Traceback" not in error
 
 
 def test_predictor_input_never_contains_the_answer(tmp_path):
@@ -226,16 +228,19 @@ def test_predictor_input_never_contains_the_answer(tmp_path):
 
 
 @needs_torch
-def test_predict_train_counts_answers_by_tokenizer_where_no_count_is_given(made, folder, tmp_path):
+def test_predict_train_counts_answers_by_tokenizer_where_no_count_is_given(
+    trained, folder, tmp_path
+):
     data = tmp_path / "texts.jsonl"
     data.write_text(
         "".join(
-            json.dumps({"prompt": f"list apples {at}", "output": "apples " * (at % 40 + 1)}) + "\n"
-            for at in range(60)
+            json.dumps({"prompt": f"list apples {number}", "output": "apples " * (number % 40 + 1)})
+            + "\n"
+            for number in range(60)
         )
     )
-    found = json.loads(
-        typed("predict-eval", made, data, "--label-tokenizer", folder / "base", "--json")
+    report = json.loads(
+        typed("predict-eval", trained, data, "--label-tokenizer", folder / "base", "--json")
     )
-    assert found["scores"][0]["rows"] == 60
-    assert found["leak_exact"]["texts"] > 0.9
+    assert report["scores"][0]["rows"] == 60
+    assert report["leak_exact"]["texts"] > 0.9

@@ -21,9 +21,9 @@ DATA = ReadData([ROW], "output_tokens of the data", [], frozenset({"held-out"}))
 
 
 def test_file_without_models_takes_the_only_model_of_a_predictor():
-    found = with_known_models(DATA, ["gpt4"])
-    assert [row.model for row in found.rows] == ["gpt4"]
-    assert not found.notes
+    labelled = with_known_models(DATA, ["gpt4"])
+    assert [row.model for row in labelled.rows] == ["gpt4"]
+    assert not labelled.notes
 
 
 def test_unknown_model_gives_a_warning():
@@ -58,8 +58,8 @@ def test_extra_encoder_provides_the_base_model(tmp_path, monkeypatch):
     assert where_installed(DEFAULT_BASE) == "extra encoder"
     need_model(DEFAULT_BASE)
     assert packaged("somebody/else") is None
-    with pytest.raises(SloBenchError, match="is not on this machine; give its folder") as told:
+    with pytest.raises(SloBenchError, match="is not on this machine; give its folder") as refusal:
         need_model("somebody/else")
-    assert "encoder" not in str(told.value)
+    assert "encoder" not in str(refusal.value)
     with pytest.raises(SloBenchError, match=r"it has no config\.json"):
         need_model(str(tmp_path))

@@ -45,6 +45,6 @@ def test_every_folder_that_a_page_names_exists(page):
 def test_architecture_page_names_every_folder_of_the_package():
     page = (ROOT / "docs/architecture.md").read_text()
     of_harness = [path for path in (ROOT / "harness").iterdir() if path.name[:2] != "__"]
-    wanted = [f"{path.name}/" if path.is_dir() else path.name for path in of_harness]
-    wanted += [f"{room}/" for room in PACKAGE if room != "harness"]
-    assert not [name for name in wanted if f"/{name}`" not in page and f"`{name}`" not in page]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in of_harness]
+    names += [f"{room}/" for room in PACKAGE if room != "harness"]
+    assert not [name for name in names if f"/{name}`" not in page and f"`{name}`" not in page]

@@ -115,14 +115,14 @@ def test_api_key_is_in_no_file_process_list_or_report(slo_bench, tmp_path, monke
     """Also not in temporary files while it runs."""
     monkeypatch.setenv("MY_KEY", "sesame-open")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    found, over = [], threading.Event()
+    leaks, over = [], threading.Event()
 
     def look():
         while not over.wait(0.01):
             for path in [*tmp_path.rglob("*"), *Path("/proc").glob("[0-9]*/cmdline")]:
                 with contextlib.suppress(OSError):
                     if path.is_file() and b"sesame" in path.read_bytes():
-                        found.append(path)
+                        leaks.append(path)
 
     watch = threading.Thread(target=look)
     watch.start()
@@ -137,8 +137,8 @@ def test_api_key_is_in_no_file_process_list_or_report(slo_bench, tmp_path, monke
     assert "sesame" not in out + err
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.name == "report.html" for path in written)
-    found += [path for path in written if b"sesame" in path.read_bytes()]
-    assert found == []
+    leaks += [path for path in written if b"sesame" in path.read_bytes()]
+    assert leaks == []
 
 
 @pytest.mark.parametrize("name", ["../../README", "/etc/passwd", "..", "a/b", ""])
@@ -189,7 +189,7 @@ def test_package_never_unpickles_or_evaluates_input():
     """Unpickling and the like; `FILE.py` as a policy is loaded by name, and is code by intent."""
     root = Path(str(files("slo_bench")))
     rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
-    found = [
+    calls = [
         f"{path.relative_to(root)}: {match.group(0).strip()}"
         for room in rooms
         for path in (root / room).rglob("*.py")
@@ -198,7 +198,7 @@ def test_package_never_unpickles_or_evaluates_input():
     ]
     # An empty text, which clears a flag of the interpreter. And sending processes exchange jobs and
     # results in a folder of mode 0700 that their parent makes.
-    assert found == [
+    assert calls == [
         "cli/interrupts.py: exec(",
         "harness/load_generator/send_job.py: import pickle",
     ]
@@ -217,8 +217,8 @@ STUDY = '{"storage": "sqlite:////nowhere/study.db", "study": "s"}'
 def of_a_stranger(slo_bench):
     """A run folder whose experiment names a policy file."""
     Path("theirs.py").write_text(POLICY)
-    asked = ["--rates", "2", "--requests", "5", "--seeds", "1", "--no-report", "-o", "theirs"]
-    code, _, err = slo_bench("run", "--system", "theirs.py", *asked)
+    options = ["--rates", "2", "--requests", "5", "--seeds", "1", "--no-report", "-o", "theirs"]
+    code, _, err = slo_bench("run", "--system", "theirs.py", *options)
     assert code == 0, err  # named by the user, so not asked
     Path("owned").unlink()
     for name in [name for name in sys.modules if name.startswith("slo_bench_user_theirs")]:

@@ -39,22 +39,22 @@ def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
                 server.looks -= 1
 
     monkeypatch.setattr(serve_until_stopped.time, "sleep", sleep)
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(ServerError) as ended:
-        serve_until_stopped.wait_while_served(groups, said.append)
-    return str(ended.value), said
+        serve_until_stopped.wait_while_served(groups, lines.append)
+    return str(ended.value), lines
 
 
 def test_service_ends_when_its_last_server_ends(monkeypatch):
-    why, said = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
+    why, lines = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
     assert why == "b ended"
-    assert [line.split()[2] for line in said] == ["a", "c"]
+    assert [line.split()[2] for line in lines] == ["a", "c"]
 
 
 def test_service_ends_when_all_servers_of_one_kind_have_ended(monkeypatch):
-    why, said = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
+    why, lines = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
     assert why == "prefill ended"
-    assert said == []
+    assert lines == []
 
 
 @dataclass
@@ -76,9 +76,9 @@ def test_length_predictor_without_a_patched_server_is_refused(inside, patched):
 
 
 def test_policy_that_ignores_predicted_lengths_gives_a_warning():
-    said: list[str] = []
-    serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
-    assert said == [
+    lines: list[str] = []
+    serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=lines.append)
+    assert lines == [
         "edf does not use predicted lengths: each prediction takes time and changes nothing"
     ]
     serve_until_stopped.check_hears(
@@ -87,9 +87,9 @@ def test_policy_that_ignores_predicted_lengths_gives_a_warning():
 
 
 def test_serve_parameter_may_be_prefixed_with_its_system():
-    found = serve_until_stopped.parameters_of(
+    parameters = serve_until_stopped.parameters_of(
         ["distserve.decode_instances=2", "x=0.5"], "distserve"
     )
-    assert found == {"decode_instances": 2, "x": 0.5}
+    assert parameters == {"decode_instances": 2, "x": 0.5}
     with pytest.raises(SloBenchError, match="write NAME=VALUE"):
         serve_until_stopped.parameters_of(["x"], "distserve")

@@ -27,25 +27,25 @@ def saying(answering, figures):
 
 
 def test_serving_status_sums_servers_and_skips_one_without_metrics(answering):
-    one, other = dict(IDLE), dict(IDLE)
+    first, second = dict(IDLE), dict(IDLE)
     dead = "http://127.0.0.1:9"
-    status = ServingStatus([saying(answering, one), saying(answering, other), dead])
+    status = ServingStatus([saying(answering, first), saying(answering, second), dead])
     assert ServingStatus([dead]).line(100.0) is None  # nothing is known
     assert status.line(100.0) == status.line(105.0) == ""  # nothing happens
-    one.update(BUSY)
-    other.update(BUSY, kv=0.75, ttft=0.9)
+    first.update(BUSY)
+    second.update(BUSY, kv=0.75, ttft=0.9)
     # 12 requests ended and 8 are held: 20 in 5 s.
     assert status.line(110.0) == (
         "6 running, 2 waiting, KV 50.0 %, 4 req/s, 200 tokens/s, TTFT 100 ms"
     )
-    one.update(running=0, waiting=0, ended=10, tokens=700, ttft=0.7)
-    other.update(running=0, waiting=0, ended=10, tokens=700, ttft=1.3)
+    first.update(running=0, waiting=0, ended=10, tokens=700, ttft=0.7)
+    second.update(running=0, waiting=0, ended=10, tokens=700, ttft=1.3)
     assert status.line(120.0) == (
         "0 running, 0 waiting, KV 50.0 %, 0 req/s, 40 tokens/s, TTFT 100 ms"
     )
     assert status.line(125.0) == ""
-    one.update(running=2)
-    fresh = ServingStatus([saying(answering, one)])
+    first.update(running=2)
+    fresh = ServingStatus([saying(answering, first)])
     assert (
         fresh.line(130.0) == "2 running, 0 waiting, KV 25.0 %"
     )  # no rate without a reading before
@@ -62,5 +62,5 @@ def test_serving_display_without_terminal_prints_a_line_after_requests(
         look()
         figures.update(BUSY)
         look()
-    (line,) = [said for said in capsys.readouterr().err.splitlines() if "running" in said]
+    (line,) = [printed for printed in capsys.readouterr().err.splitlines() if "running" in printed]
     assert line.startswith("3 running, 1 waiting, KV 25.0 %, ")

@@ -118,7 +118,7 @@ def test_new_setting_is_read_from_python_and_files_and_makes_series(tmp_path):
 def test_every_setting_is_an_option_of_run():
     run = get_command(app).commands["run"]
     offered = {name for parameter in run.params for name in parameter.opts}
-    assert {one.option for one in declared(ExperimentSchema).values()} <= offered
+    assert {setting.option for setting in declared(ExperimentSchema).values()} <= offered
     hidden = set(ExperimentSchema.model_fields) - {
         p.partition(".")[0] for p in declared(ExperimentSchema)
     }
@@ -132,8 +132,10 @@ def test_commands_declare_at_most_fifteen_parameters_by_hand():
     for path in COMMANDS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
-                taken = node.args
-                counted[f"{path.name}: {node.name}"] = len(taken.args) + len(taken.kwonlyargs)
+                parameters = node.args
+                counted[f"{path.name}: {node.name}"] = len(parameters.args) + len(
+                    parameters.kwonlyargs
+                )
     assert not {name: count for name, count in counted.items() if count > 15}
 
 
@@ -144,11 +146,11 @@ def test_offer_of_an_unknown_setting_is_an_assertion_error():
 
 
 def test_specs_of_cells_have_the_defaults_of_the_schema():
-    known = declared(ExperimentSchema)
+    settings = declared(ExperimentSchema)
     for spec in (PlacementSpec("m", "g", 1), WorkloadSpec("w")):
         for name, value in vars(spec).items():
             if name not in ("model", "gpu", "tp", "workload"):
-                default = known[name].default
+                default = settings[name].default
                 assert value == (default[0] if isinstance(default, tuple) else default), name
 
 

@@ -49,9 +49,9 @@ def test_short_help_shows_a_part_and_help_all_every_option(slo_bench, words):
     assert len(command.shown) <= 14
     code, short, _ = slo_bench(*words, "--help")
     assert code == 0
-    [told] = [line for line in short.splitlines() if "more options" in line]
-    assert told.startswith(f" {len(names) - len(command.shown)} more options: ")
-    assert told.endswith(f"slo-bench {' '.join(words)} --help-all")
+    [footer] = [line for line in short.splitlines() if "more options" in line]
+    assert footer.startswith(f" {len(names) - len(command.shown)} more options: ")
+    assert footer.endswith(f"slo-bench {' '.join(words)} --help-all")
     hidden = sorted(names - command.shown)[0]
     assert f"│ {hidden} " not in short
     code, long, _ = slo_bench(*words, "--help-all")

@@ -29,9 +29,9 @@ def test_tune_placement_prints_methods_and_draws_the_map():
 def test_tune_placement_writes_json_map_and_page(tmp_path):
     out, page = tmp_path / "map.json", tmp_path / "map.html"
     shown = typed("--reserve-gib", 12, "--json", "--out", out, "--html", page, "--lanes", 1)
-    found = json.loads(shown.output)
-    assert found["chosen"] == "exact"
-    best = found["answers"][0]
+    report = json.loads(shown.output)
+    assert report["chosen"] == "exact"
+    best = report["answers"][0]
     assert best["fits"]
     assert best["gap"] == 0
     written = read_device_map(str(out))
@@ -93,22 +93,32 @@ def test_tune_placement_refuses_wrong_arguments(tmp_path, monkeypatch, arguments
     monkeypatch.chdir(tmp_path)
     shown = typed(*arguments)
     assert shown.exit_code != 0
-    said = str(shown.exception) if shown.exception else ""
-    assert problem in said + shown.output
+    error = str(shown.exception) if shown.exception else ""
+    assert problem in error + shown.output
     assert not list(tmp_path.iterdir())
 
 
 def test_tune_placement_times_the_given_splits():
-    asked = ["tune", "placement", "--model", "chatglm2-6b", "--topology", "uellm-3090-v100"]
-    asked += ["--batch", "1", "--context", "100", "--host-ms", "28", "--kv-tokens", "200", "--json"]
+    command = ["tune", "placement", "--model", "chatglm2-6b", "--topology", "uellm-3090-v100"]
+    command += [
+        "--batch",
+        "1",
+        "--context",
+        "100",
+        "--host-ms",
+        "28",
+        "--kv-tokens",
+        "200",
+        "--json",
+    ]
     published = {"14,14": 11.19, "17,11": 13.09, "20,8": 14.85, "24,4": 17.23, "27,1": 22.55}
     splits = [word for text in published for word in ("--split", text)]
-    rows = json.loads(CliRunner().invoke(app, [*asked, *splits]).stdout)
+    rows = json.loads(CliRunner().invoke(app, [*command, *splits]).stdout)
     for row in rows:  # UELLM, Table 2-1
         assert row["tokens_per_s"] == pytest.approx(published[row["split"]], rel=0.1)
         assert row["latency_ms"] == pytest.approx(1000 / row["tokens_per_s"])
-    for wrong, said in (("14,13", "with the sum 28"), ("28", "2 numbers"), ("-1,29", "sum 28")):
-        done = CliRunner().invoke(app, [*asked, f"--split={wrong}"])
-        assert (done.exit_code, said in str(done.exception)) == (1, True) or said in done.output
-    done = CliRunner().invoke(app, [*asked, "--split", "28,0", "--out", "map.json"])
+    for wrong, reason in (("14,13", "with the sum 28"), ("28", "2 numbers"), ("-1,29", "sum 28")):
+        done = CliRunner().invoke(app, [*command, f"--split={wrong}"])
+        assert (done.exit_code, reason in str(done.exception)) == (1, True) or reason in done.output
+    done = CliRunner().invoke(app, [*command, "--split", "28,0", "--out", "map.json"])
     assert "not --out" in f"{done.exception}{done.output}"

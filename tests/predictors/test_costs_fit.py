@@ -55,44 +55,46 @@ def measured(base=BASE, bend=0.0):
 
 
 @pytest.fixture(scope="module")
-def found():
+def fitted_costs():
     pytest.importorskip("sklearn")
     return fit_costs(measured(bend=0.05), tried=settings((1,)))
 
 
-def test_fit_costs_tries_all_settings_at_every_degree(found):
-    tried = {dataclasses.astuple(q.setting) for q in found.qualities}
+def test_fit_costs_tries_all_settings_at_every_degree(fitted_costs):
+    tried = {dataclasses.astuple(q.setting) for q in fitted_costs.qualities}
     assert len(tried) == 8 * 3
     assert {regressor for regressor, *_ in tried} == set(REGRESSORS)
-    assert found.best.held_out_percent == min(q.held_out_percent for q in found.qualities)
-    for q in found.qualities:
+    assert fitted_costs.best.held_out_percent == min(
+        q.held_out_percent for q in fitted_costs.qualities
+    )
+    for q in fitted_costs.qualities:
         assert np.isfinite([q.random_percent, q.whole_percent, q.beyond_percent]).all()
         assert q.train_s > 0
         assert q.call_s > 0
 
 
-def test_fit_costs_best_model_and_grid_are_close(found):
-    assert found.best.random_percent < 1
-    assert found.best.whole_percent < 1
-    assert found.grid_quality.whole_percent < 5
+def test_fit_costs_best_model_and_grid_are_close(fitted_costs):
+    assert fitted_costs.best.random_percent < 1
+    assert fitted_costs.best.whole_percent < 1
+    assert fitted_costs.grid_quality.whole_percent < 5
     steps = measured(bend=0.05).tables["steps"]
     for row in range(0, len(steps), 7):
         n, kv = int(steps["n_decode"][row]), int(steps["kv_decode"][row])
-        seconds = found.grid.step_seconds(int(steps["prefill_chunk"][row]), n, n * kv)
+        seconds = fitted_costs.grid.step_seconds(int(steps["prefill_chunk"][row]), n, n * kv)
         assert seconds == pytest.approx(steps["time_us"][row] * 1e-6, rel=0.02)
 
 
-def test_prefill_below_the_least_measured_prompt_costs_no_less(found):
-    assert found.grid.step_seconds(1) == pytest.approx(found.grid.step_seconds(16))
+def test_prefill_below_the_least_measured_prompt_costs_no_less(fitted_costs):
+    assert fitted_costs.grid.step_seconds(1) == pytest.approx(fitted_costs.grid.step_seconds(16))
 
 
 def test_learned_ratio_corrects_a_wrong_formula():
     pytest.importorskip("sklearn")
-    seen = samples([measured(bend=0.3)])
-    straight = learn(Setting("linear", 1, "ratio"), seen)
-    mended = learn(Setting("tree", 1, "ratio"), seen)
-    assert np.abs(mended.predict(seen) / seen.seconds - 1).max() < 1e-6
-    assert np.abs(straight.predict(seen) / seen.seconds - 1).max() > 0.01
+    step_samples = samples([measured(bend=0.3)])
+    straight = learn(Setting("linear", 1, "ratio"), step_samples)
+    mended = learn(Setting("tree", 1, "ratio"), step_samples)
+    assert np.abs(mended.predict(step_samples) / step_samples.seconds - 1).max() < 1e-6
+    assert np.abs(straight.predict(step_samples) / step_samples.seconds - 1).max() > 0.01
 
 
 def test_split_by_size_holds_whole_sizes_out_and_keeps_the_ends():
@@ -169,21 +171,24 @@ def test_fit_costs_of_too_few_steps_is_refused():
 
 def test_settings_are_eight_regressors_by_degree_target_and_scale():
     assert len(settings()) == 48
-    published = [one for one in settings((1, 10)) if one.scale == "raw"]
-    assert {(one.target, one.degree) for one in published} == {("seconds", 1), ("seconds", 10)}
+    published = [setting for setting in settings((1, 10)) if setting.scale == "raw"]
+    assert {(setting.target, setting.degree) for setting in published} == {
+        ("seconds", 1),
+        ("seconds", 10),
+    }
     assert len(published) == 16
 
 
 def test_raw_features_of_high_degree_fit_a_polynomial_of_them():
     pytest.importorskip("sklearn")
-    seen = samples([measured()])
-    cubic = seen.steps.chunk_tokens**3 * 1e-12 + 0.01
-    steps = dataclasses.replace(seen.steps, seconds=cubic)
-    seen = dataclasses.replace(seen, steps=steps)
-    raw = learn(Setting("ridge", 3, "seconds", "raw"), seen)
-    assert raw.predict(seen) == pytest.approx(cubic, rel=0.01)
-    high = learn(Setting("ridge", 6, "seconds", "raw"), seen)
-    assert np.isfinite(high.predict(seen)).all()
+    step_samples = samples([measured()])
+    cubic = step_samples.steps.chunk_tokens**3 * 1e-12 + 0.01
+    steps = dataclasses.replace(step_samples.steps, seconds=cubic)
+    step_samples = dataclasses.replace(step_samples, steps=steps)
+    raw = learn(Setting("ridge", 3, "seconds", "raw"), step_samples)
+    assert raw.predict(step_samples) == pytest.approx(cubic, rel=0.01)
+    high = learn(Setting("ridge", 6, "seconds", "raw"), step_samples)
+    assert np.isfinite(high.predict(step_samples)).all()
 
 
 # ---------------------------------------------------------------- command line
@@ -197,11 +202,11 @@ def test_profile_fit_command_prints_and_writes(tmp_path, monkeypatch):
     monkeypatch.setattr("slo_bench.predictors.costs.regressors.REGRESSORS", ("knn", "tree"))
     done = CliRunner().invoke(app, [*command, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
-    said = json.loads(done.output)
-    assert len(said["regressors"]) == 6
-    assert [q["best"] for q in said["regressors"]].count(True) == 1
-    assert said["swap"]["measured"] is False
-    assert said["swap"]["held_out_percent"] is None
+    report = json.loads(done.output)
+    assert len(report["regressors"]) == 6
+    assert [q["best"] for q in report["regressors"]].count(True) == 1
+    assert report["swap"]["measured"] is False
+    assert report["swap"]["held_out_percent"] is None
     assert read_cost_grid(out).about["model"] == "llama-3-8b"
     shown = CliRunner().invoke(app, [*command, "--dry-run"])
     assert re.search(r"\d +kept", shown.output)

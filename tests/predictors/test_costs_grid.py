@@ -37,8 +37,8 @@ def test_grid_at_its_points_is_exact():
         for j, sequences in enumerate(AXES[1]):
             for k, each in enumerate(AXES[2]):
                 if sequences or not each:
-                    found = grid.step_seconds(int(tokens), int(sequences), int(sequences * each))
-                    assert found == pytest.approx(grid.step_s[i, j, k])
+                    seconds = grid.step_seconds(int(tokens), int(sequences), int(sequences * each))
+                    assert seconds == pytest.approx(grid.step_s[i, j, k])
 
 
 def test_grid_extrapolation_is_never_negative():

@@ -37,7 +37,7 @@ def typed(*words):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def trained_folder(tmp_path_factory):
     """Two predictors with the models beneath, and answers to hold them against."""
     folder = tmp_path_factory.mktemp("made")
     for seed, name in enumerate(("whole", "other")):
@@ -55,9 +55,16 @@ def made(tmp_path_factory):
 
 def scores(folder):
     """What predict-eval finds; never a traceback."""
-    asked = ["predict-eval", folder / "lengths", folder / "answers.jsonl", "--base"]
-    asked += [folder / "base", "--label-tokenizer", folder / "words", "--prequential", 10, "--json"]
-    done = typed(*asked)
+    arguments = ["predict-eval", folder / "lengths", folder / "answers.jsonl", "--base"]
+    arguments += [
+        folder / "base",
+        "--label-tokenizer",
+        folder / "words",
+        "--prequential",
+        10,
+        "--json",
+    ]
+    done = typed(*arguments)
     if done.exit_code:
         assert isinstance(done.exception, SloBenchError), done.exception
         return None, str(done.exception)
@@ -65,8 +72,8 @@ def scores(folder):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_predict_eval_names_a_damaged_file_or_scores_as_before(made, tmp_path, part):
-    whole, other, place = made / "whole", made / "other", tmp_path / "run"
+def test_predict_eval_names_a_damaged_file_or_scores_as_before(trained_folder, tmp_path, part):
+    whole, other, place = trained_folder / "whole", trained_folder / "other", tmp_path / "run"
     before = scores(whole)
     files = [p for p in (whole / part).rglob("*") if p.is_file()] or [whole / part]
     for file in files:
@@ -74,10 +81,10 @@ def test_predict_eval_names_a_damaged_file_or_scores_as_before(made, tmp_path, p
         for how, damage in DAMAGE.items():
             shutil.copytree(whole, place)
             damage(place / name, other / name)
-            found, said = scores(place)
-            if said:
-                told = (name.name, str(place / part), PARTS[part] or name.name)
-                assert any(one in said for one in told), (name, how, said)
+            printed, message = scores(place)
+            if message:
+                culprits = (name.name, str(place / part), PARTS[part] or name.name)
+                assert any(culprit in message for culprit in culprits), (name, how, message)
             elif part == "lengths":
-                assert (found, said) == before, (name, how)
+                assert (printed, message) == before, (name, how)
             shutil.rmtree(place)

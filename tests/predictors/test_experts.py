@@ -59,10 +59,10 @@ def test_sliding_layers_hold_kv_of_their_window():
     layer = 2 * 8 * 64 * 2  # bytes a token: keys and values, heads, head size, bf16
     assert spec.kv_bytes_per_token() == 18 * layer
     assert spec.window_bytes() == 18 * 128 * layer
-    one = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=100)
-    two = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=200)
+    hundred = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=100)
+    two_hundred = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=200)
     logits = 100 * spec.vocab * 4 * 2
-    added = two.reserve_bytes_per_gpu - one.reserve_bytes_per_gpu
+    added = two_hundred.reserve_bytes_per_gpu - hundred.reserve_bytes_per_gpu
     assert added == pytest.approx(logits + 100 * 18 * 128 * layer, abs=1)
 
 
@@ -219,7 +219,7 @@ def config(tmp_path, name, **changed):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_config_equals_the_catalogue_entry(tmp_path, name):
-    found, known = model(config(tmp_path, name)), model(name)
+    from_config, catalogued = model(config(tmp_path, name)), model(name)
     for field in (
         "parameters",
         "active_parameters",
@@ -229,8 +229,8 @@ def test_published_config_equals_the_catalogue_entry(tmp_path, name):
         "linear",
         "kv_heads",
     ):
-        assert getattr(found, field) == getattr(known, field), field
-    assert found.kv_bytes_per_token() == known.kv_bytes_per_token()
+        assert getattr(from_config, field) == getattr(catalogued, field), field
+    assert from_config.kv_bytes_per_token() == catalogued.kv_bytes_per_token()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed,
 
 
 @pytest.mark.parametrize(
-    ("said", "dtype"),
+    ("quantization", "dtype"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
@@ -278,8 +278,8 @@ def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed,
         ),
     ],
 )
-def test_quantization_config_sets_the_weight_dtype(tmp_path, said, dtype):
-    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=said))
+def test_quantization_config_sets_the_weight_dtype(tmp_path, quantization, dtype):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
     assert spec.checkpoint_dtype == dtype
     placed_by_default = Placement(spec, gpu("h200-141g"))
     assert placed_by_default.weight_dtype == dtype
@@ -312,12 +312,12 @@ def test_norm_over_all_heads_adds_an_all_reduce():
 
 
 def test_experts_take_the_time_of_the_kernel_table():
-    known = kernels(gpu("h200-141g"))
+    kernel_times = kernels(gpu("h200-141g"))
     spec = model("gpt-oss-120b")
     layer = operators(Placement(spec, gpu("h200-141g"), tp=2, weight_dtype="mxfp4")).experts
     # AIConfigurator h200_sxm/moe/vllm/0.24.0: w4a16_mxfp4, tp 2, power law 1.01 (µs). At the last
     # size arithmetic bounds them.
-    times = known.experts_s(np.array([1.0, 64.0, 4096.0]), layer)
+    times = kernel_times.experts_s(np.array([1.0, 64.0, 4096.0]), layer)
     assert times * 1e6 == pytest.approx([47, 293, SUSTAINED * 1363], rel=0.02)
 
 
@@ -378,10 +378,10 @@ def test_parallel_args_of_expert_parallelism():
 
 def test_data_parallel_ranks_divide_experts_and_copy_the_rest():
     spec = model("deepseek-r1")
-    one, eight = Placement(spec, gpu("b200")), Placement(spec, gpu("b200"), dp=8, ep=8)
+    single, eight = Placement(spec, gpu("b200")), Placement(spec, gpu("b200"), dp=8, ep=8)
     routed = spec.routed_weight_bytes("fp8")
     assert eight.gpus == 8
-    assert one.weight_bytes_per_gpu - eight.weight_bytes_per_gpu == pytest.approx(routed * 7 / 8)
+    assert single.weight_bytes_per_gpu - eight.weight_bytes_per_gpu == pytest.approx(routed * 7 / 8)
     # Each rank holds its own tokens' latent vectors; over tp every GPU holds a copy of all.
     assert eight.kv_bytes_per_token == spec.kv_bytes_per_token()
     copied = Placement(spec, gpu("b200"), tp=8, ep=8)
@@ -393,19 +393,21 @@ def test_data_parallel_ranks_divide_experts_and_copy_the_rest():
 def test_data_parallel_rank_times_its_own_tokens_and_all_experts():
     place = Placement(model("deepseek-r1"), gpu("b200"), dp=8, ep=8)
     timed = operator_step_time(place).model
-    known, listed = kernels(place.gpu), operators(place)
+    kernel_times, listed = kernels(place.gpu), operators(place)
     long, short = timed.step_s(0, 0, [(0, 4096)]), timed.step_s(0, 0, [(0, 512)] * 8)
     tokens = np.array([4096.0, 512.0])
-    dense = sum(g.calls * known.sustained_gemm_s(tokens, g.n, g.k, g.dtype) for g in listed.gemms)
+    dense = sum(
+        g.calls * kernel_times.sustained_gemm_s(tokens, g.n, g.k, g.dtype) for g in listed.gemms
+    )
     assert long - short > dense[0] - dense[1] > 0  # one rank has a prompt, or all have an eighth
     # Tokens move to experts and back in an all-gather and a reduce-scatter.
     moved = 7168 * 2 * np.array([128.0])
-    exchange_s = known.exchange_s(8, moved, place.peer_link)[0]
-    bytes_ = known._tables["all_gather/bytes"].astype(float)
-    row = list(known._tables["all_gather/gpus"]).index(8)
+    exchange_s = kernel_times.exchange_s(8, moved, place.peer_link)[0]
+    bytes_ = kernel_times._tables["all_gather/bytes"].astype(float)
+    row = list(kernel_times._tables["all_gather/gpus"]).index(8)
     near = bytes_.searchsorted(moved[0])
     each = [
-        2 ** float(known._tables[f"{name}/time"][row][near]) * 1e-6
+        2 ** float(kernel_times._tables[f"{name}/time"][row][near]) * 1e-6
         for name in ("all_gather", "reduce_scatter")
     ]
     assert exchange_s == pytest.approx(sum(each), rel=0.1)
@@ -419,12 +421,12 @@ def test_batch_limits_hold_for_each_data_parallel_rank():
     place = Placement(model("qwen3-30b-a3b"), gpu("h200-141g"), dp=2, ep=2)
     alone = dataclasses.replace(place, dp=1, ep=1)
     served = system("vllm").with_parameters(max_num_seqs=16)
-    most = {}
+    batch_peaks = {}
     for name, where in (("one", alone), ("two", place)):
         records = simulate(workload, served, where, operator_step_time(where).model).records
         first = np.sort(records.first_token_s)
-        most[name] = int((first < records.finish_s.min()).sum())
-    assert most == {"one": 16, "two": 32}
+        batch_peaks[name] = int((first < records.finish_s.min()).sum())
+    assert batch_peaks == {"one": 16, "two": 32}
 
 
 def test_parallel_args_of_data_parallelism():

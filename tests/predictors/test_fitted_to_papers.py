@@ -12,16 +12,16 @@ from slo_bench.tuner.placement.topology import named_topology
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("one", FITTED_TO_PAPERS, ids=lambda one: one.quantity)
-def test_listed_constant_exists_in_its_file(one):
-    assert (ROOT / one.where).is_file()
-    assert (ROOT / "docs" / "papers" / f"{one.paper}.md").is_file()
+@pytest.mark.parametrize("constant", FITTED_TO_PAPERS, ids=lambda constant: constant.quantity)
+def test_listed_constant_exists_in_its_file(constant):
+    assert (ROOT / constant.where).is_file()
+    assert (ROOT / "docs" / "papers" / f"{constant.paper}.md").is_file()
 
 
 def test_listed_values_equal_those_of_the_code():
     extra_s = named_topology("uellm-table-2-1").devices[1].layer_extra_s
-    assert [one.value for one in fitted_to("uellm")] == [pytest.approx(1000 * extra_s)]
-    listed = {one.value for one in fitted_to("prism")}
+    assert [constant.value for constant in fitted_to("uellm")] == [pytest.approx(1000 * extra_s)]
+    listed = {constant.value for constant in fitted_to("prism")}
     assert {activation.NAIVE_ENGINE_S, activation.LOAD_LINKS} < listed
     assert len(listed) == 5
 

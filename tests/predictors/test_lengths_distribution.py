@@ -38,11 +38,11 @@ def test_length_quantiles_rise_and_invert(weights, share):
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, weights)
     low, high = lengths.quantile_log(share), lengths.quantile_log(share + 0.01)
     assert (low <= high).all()
-    at = [
-        np.interp(x, known, c)
-        for x, known, c in zip(low, lengths.log_tokens, lengths.below, strict=True)
+    shares_below = [
+        np.interp(x, edges, c)
+        for x, edges, c in zip(low, lengths.log_tokens, lengths.below, strict=True)
     ]
-    assert at == pytest.approx([share] * 3, abs=1e-6)
+    assert shares_below == pytest.approx([share] * 3, abs=1e-6)
 
 
 def test_certain_bucket_bounds_median_and_interval():
@@ -120,15 +120,15 @@ def test_recalibrated_quantiles_cover_both_tails():
     edges = log_edges(DEFAULT_EDGES)
     # Said twice as wide as it is, and a little too short.
     below = stats.norm.cdf((edges[None, :] - centre[:, None]) / 0.6)
-    said = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.diff(below, axis=1))
+    predicted = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.diff(below, axis=1))
     held, new = np.arange(2000), np.arange(2000, 4000)
-    shares = recalibration(said[held], tokens[held])
-    told = said[new].recalibrated(shares)
-    assert (tokens[new] <= said[new].longest_tokens()).mean() > 0.93
-    assert (tokens[new] <= told.longest_tokens()).mean() == pytest.approx(0.9, abs=0.02)
-    short = np.ceil(np.expm1(told.quantile_log(0.1)))
+    shares = recalibration(predicted[held], tokens[held])
+    corrected = predicted[new].recalibrated(shares)
+    assert (tokens[new] <= predicted[new].longest_tokens()).mean() > 0.93
+    assert (tokens[new] <= corrected.longest_tokens()).mean() == pytest.approx(0.9, abs=0.02)
+    short = np.ceil(np.expm1(corrected.quantile_log(0.1)))
     assert (tokens[new] <= short).mean() == pytest.approx(0.1, abs=0.02)
-    low, high = told.interval_tokens()
+    low, high = corrected.interval_tokens()
     assert ((tokens[new] >= low) & (tokens[new] <= high)).mean() == pytest.approx(0.9, abs=0.02)
-    assert said.recalibrated(()) is said
-    assert recalibration(said[held[:10]], tokens[held[:10]]) == ()
+    assert predicted.recalibrated(()) is predicted
+    assert recalibration(predicted[held[:10]], tokens[held[:10]]) == ()

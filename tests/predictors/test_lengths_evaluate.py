@@ -49,9 +49,9 @@ def test_saved_waiting_of_an_order_by_brute_force():
         )
 
     random, best = waiting(np.zeros(40)), waiting(tokens)
-    found = waiting_saved(scores, tokens)
-    assert found == pytest.approx((random - waiting(scores)) / (random - best))
-    assert 0.3 < found < 1
+    saved = waiting_saved(scores, tokens)
+    assert saved == pytest.approx((random - waiting(scores)) / (random - best))
+    assert 0.3 < saved < 1
     assert waiting_saved(tokens * 2.0, tokens) == 1
     assert waiting_saved(-tokens, tokens) == -1
     assert waiting_saved(np.zeros(40), tokens) == 0
@@ -62,15 +62,17 @@ def test_score_of_three_answers_by_hand():
     """Three answers of 4, 12 and 100 tokens, all said to be in [8, 16) with 80 %."""
     shares = np.array([[0.1, 0.8, 0.1, 0, 0, 0, 0, 0, 0, 0]] * 3)
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
-    found = score("c", "p", lengths, np.array([4, 12, 100]), 0.0)
-    assert found.exact == pytest.approx(1 / 3)
-    assert found.within_one == pytest.approx(2 / 3)
-    assert found.calibration_error == pytest.approx(0.8 - 1 / 3, abs=1e-6)
+    quality = score("c", "p", lengths, np.array([4, 12, 100]), 0.0)
+    assert quality.exact == pytest.approx(1 / 3)
+    assert quality.within_one == pytest.approx(2 / 3)
+    assert quality.calibration_error == pytest.approx(0.8 - 1 / 3, abs=1e-6)
     median = lengths.median_tokens()[0]
     assert 8 <= median < 16
-    assert found.mae_tokens == pytest.approx(np.mean([median - 4, abs(12 - median), 100 - median]))
-    assert np.isnan(found.kendall_tau)  # all are told the same
-    assert found.coverage == pytest.approx(2 / 3)
+    assert quality.mae_tokens == pytest.approx(
+        np.mean([median - 4, abs(12 - median), 100 - median])
+    )
+    assert np.isnan(quality.kendall_tau)  # all are told the same
+    assert quality.coverage == pytest.approx(2 / 3)
 
 
 def test_kendall_tau_judges_the_order():
@@ -123,16 +125,18 @@ def test_predictions_file_has_a_row_for_each_prompt(tmp_path):
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
     write_predictions(Said(lengths), rows, tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["prompt"] for row in found] == [row.prompt for row in rows]
-    assert [row["model"] for row in found] == ["a", "b"]
-    for row, bucket, told in zip(found, (2, 5), rows, strict=True):
-        assert int(row["output_tokens"]) == told.output_tokens
-        assert int(row["bucket"]) == buckets_in(DEFAULT_EDGES, np.array([told.output_tokens]))[0]
+        written = list(csv.DictReader(file))
+    assert [row["prompt"] for row in written] == [row.prompt for row in rows]
+    assert [row["model"] for row in written] == ["a", "b"]
+    for row, bucket, labelled in zip(written, (2, 5), rows, strict=True):
+        assert int(row["output_tokens"]) == labelled.output_tokens
+        assert (
+            int(row["bucket"]) == buckets_in(DEFAULT_EDGES, np.array([labelled.output_tokens]))[0]
+        )
         assert int(row["predicted_bucket"]) == bucket
-        median, most = int(row["predicted_median"]), int(row["predicted_q90"])
+        median, high_quantile = int(row["predicted_median"]), int(row["predicted_q90"])
         assert DEFAULT_EDGES[bucket] <= median < DEFAULT_EDGES[bucket + 1]
-        assert int(row["interval_low"]) < median < most <= int(row["interval_high"])
+        assert int(row["interval_low"]) < median < high_quantile <= int(row["interval_high"])
     with pytest.raises(SloBenchError, match="cannot write"):
         write_predictions(Said(lengths), rows, tmp_path / "no" / "rows.csv")
 
@@ -145,13 +149,13 @@ def test_baselines_use_the_inputs_they_are_allowed():
     new += answered(80, seed=3, model="b", telling={"explain": 100, "narrate": 700})
     tokens = np.array([row.output_tokens for row in new])
     exact = {
-        made.name: score("", made.name, made.lengths(new), tokens, 0.0).exact
-        for made in baselines([*short, *long], DEFAULT_EDGES)
+        baseline.name: score("", baseline.name, baseline.lengths(new), tokens, 0.0).exact
+        for baseline in baselines([*short, *long], DEFAULT_EDGES)
     }
     assert list(exact) == ["majority per model", "prompt length", "TF-IDF + logistic regression"]
     assert 0.2 < exact["majority per model"] < 0.7
     assert exact["TF-IDF + logistic regression"] > 0.75
     assert exact["prompt length"] < exact["TF-IDF + logistic regression"]
     # Nobody fails at a model that was never seen.
-    for made in baselines([*short, *long], DEFAULT_EDGES):
-        assert len(made.lengths(answered(3, model="stranger"))) == 3
+    for baseline in baselines([*short, *long], DEFAULT_EDGES):
+        assert len(baseline.lengths(answered(3, model="stranger"))) == 3

@@ -38,7 +38,7 @@ DRIFTED = {"short": 40, "old": 300}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def trained_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("online")
     base = tiny_models.make_model(folder / "base")
     settings = TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16)
@@ -47,8 +47,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "lengths"))
+def folder(trained_folder, tmp_path):
+    return Path(shutil.copytree(trained_folder, tmp_path / "lengths"))
 
 
 def exact(lengths, rows):

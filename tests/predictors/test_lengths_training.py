@@ -63,9 +63,9 @@ def right(predictor, rows):
     """Share of answers in the likeliest bucket."""
     from slo_bench.predictors.lengths.distribution import buckets_in
 
-    told = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
+    predicted = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
     true = buckets_in(predictor.config.shape.edges, np.array([r.output_tokens for r in rows]))
-    return float((told.buckets() == true).mean())
+    return float((predicted.buckets() == true).mean())
 
 
 def test_trained_predictor_learns_lengths_from_prompts(trained):
@@ -98,9 +98,11 @@ def test_train_with_each_head(base, tmp_path, head):
     train(ROWS, tmp_path / "out", labels="", base=str(base), settings=settings)
     predictor = TrainedPredictor.load(tmp_path / "out")
     assert right(predictor, answered(100, seed=5)) > 0.6
-    told = predictor.lengths([Prompt(f"{verb} apples clouds please", 4, "a") for verb in TELLING])
-    assert (np.diff(told.median_tokens()) > 0).all()
-    assert told.bucket_probabilities().sum(axis=1) == pytest.approx(1)
+    predicted = predictor.lengths(
+        [Prompt(f"{verb} apples clouds please", 4, "a") for verb in TELLING]
+    )
+    assert (np.diff(predicted.median_tokens()) > 0).all()
+    assert predicted.bucket_probabilities().sum(axis=1) == pytest.approx(1)
 
 
 def test_waiting_loss_is_the_waiting_that_an_order_costs():
@@ -130,9 +132,9 @@ def test_train_with_waiting_weight_learns_the_order(base, tmp_path, head):
     train(ROWS, tmp_path / "out", labels="", base=str(base), settings=settings)
     predictor = TrainedPredictor.load(tmp_path / "out")
     rows = answered(100, seed=5)
-    told = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
+    predicted = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
     tokens = np.array([r.output_tokens for r in rows])
-    assert waiting_saved(told.median_tokens(), tokens) > 0.8
+    assert waiting_saved(predicted.median_tokens(), tokens) > 0.8
 
 
 def test_negative_waiting_weight_is_refused():
@@ -240,16 +242,16 @@ def test_loading_a_predictor_does_not_ask_the_hub(trained, tmp_path, monkeypatch
     kept["base"]["name"] = "nobody/no-such-model"
     del kept["crc32"]  # by hand
     (moved / "predictor.json").write_text(json.dumps(kept))
-    asked = []
+    hosts = []
 
     def looked_up(host, *more, **named):
-        asked.append(host)
+        hosts.append(host)
         raise OSError("no network in this test")
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     with pytest.raises(SloBenchError, match="hf download nobody/no-such-model"):
         TrainedPredictor.load(moved)
-    assert asked == []
+    assert hosts == []
 
 
 def test_predictor_with_another_base_is_refused(trained, tmp_path):
@@ -374,13 +376,13 @@ def workload(texts, tokens):
 def test_learned_lengths_of_a_workload_follow_its_prompts(trained):
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
     for text in (f"learned({trained}, model=a)", f"learned({trained}, model=a, online=0)"):
-        told = length_predictor(text).predict(
+        predicted = length_predictor(text).predict(
             workload(texts, list(TELLING.values())), np.random.default_rng(0)
         )
-        assert (np.diff(told) > 0).all()
-        asked, rng = workload(texts, list(TELLING.values())), np.random.default_rng(0)
-        assert (longest_tokens(length_predictor(text), asked, rng) >= told).all()
-    assert longest_tokens(length_predictor("noisy(0.5)"), asked, rng) is None
+        assert (np.diff(predicted) > 0).all()
+        requests, rng = workload(texts, list(TELLING.values())), np.random.default_rng(0)
+        assert (longest_tokens(length_predictor(text), requests, rng) >= predicted).all()
+    assert longest_tokens(length_predictor("noisy(0.5)"), requests, rng) is None
 
 
 @pytest.mark.filterwarnings("ignore:the length predictor")
@@ -388,16 +390,16 @@ def test_learned_predictor_follows_a_drifting_run(trained):
     """What is asked since it was made: soon it is told nearly right."""
     kept = {path.name: path.read_bytes() for path in trained.iterdir()}
     came = answered(180, seed=3, telling={"short": 40, "old": 300}, model="b")
-    asked = workload([row.prompt for row in came], [row.output_tokens for row in came])
+    requests = workload([row.prompt for row in came], [row.output_tokens for row in came])
     error = {}
     for text in (f"learned({trained}, model=b)", f"learned({trained}, model=b, online=60)"):
-        told = length_predictor(text).predict(asked, np.random.default_rng(0))
-        error[text] = np.abs(np.log(told[60:] / asked.output_tokens[60:])).mean()
+        predicted = length_predictor(text).predict(requests, np.random.default_rng(0))
+        error[text] = np.abs(np.log(predicted[60:] / requests.output_tokens[60:])).mean()
     as_it_is, online = error.values()
     assert online < 0.8 * as_it_is
     assert {path.name: path.read_bytes() for path in trained.iterdir()} == kept
     with pytest.raises(SloBenchError, match="needs a folder to learn in"):
-        length_predictor(text).at_dispatch(asked, np.random.default_rng(0))
+        length_predictor(text).at_dispatch(requests, np.random.default_rng(0))
     with pytest.raises(SloBenchError, match="online must be at least 0"):
         length_predictor(f"learned({trained}, online=-1)")
 
@@ -405,30 +407,32 @@ def test_learned_predictor_follows_a_drifting_run(trained):
 def test_learned_lengths_at_dispatch_do_not_depend_on_the_batch(trained):
     """And of what has no text it draws, as before."""
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
-    asked = workload([*texts, None], [*TELLING.values(), 100])
+    requests = workload([*texts, None], [*TELLING.values(), 100])
     text = f"learned({trained}, model=a)"
-    told = length_predictor(text).predict(asked, np.random.default_rng(0))
-    at_dispatch = length_predictor(text).at_dispatch(asked, np.random.default_rng(0))
+    predicted = length_predictor(text).predict(requests, np.random.default_rng(0))
+    at_dispatch = length_predictor(text).at_dispatch(requests, np.random.default_rng(0))
     pairs = at_dispatch.lengths([4, 2, 0])
-    assert [half for half, _, _ in pairs] == pytest.approx(told[[4, 2, 0]], rel=0.02)
-    assert all(half <= most for half, most, _ in pairs)
+    assert [half for half, _, _ in pairs] == pytest.approx(predicted[[4, 2, 0]], rel=0.02)
+    assert all(half <= longest for half, longest, _ in pairs)
     assert pairs[0][0] == pairs[0][1]
 
 
 def test_learned_lengths_without_texts_err_as_measured(trained):
     tokens = np.random.default_rng(1).choice([4, 20, 100, 700], 2000)
-    told = length_predictor(str(trained)).predict(workload(None, tokens), np.random.default_rng(0))
+    predicted = length_predictor(str(trained)).predict(
+        workload(None, tokens), np.random.default_rng(0)
+    )
     confusion = np.array(PredictorConfig.load(trained).confusion)
     from slo_bench.predictors.output_length import buckets_of
 
     for length in (4, 20, 100, 700):
         bucket = int(buckets_of(np.array([length]))[0])
         share = confusion[bucket, bucket] / max(1, confusion[bucket].sum())
-        right = (buckets_of(told[tokens == length]) == bucket).mean()
+        right = (buckets_of(predicted[tokens == length]) == bucket).mean()
         assert right == pytest.approx(share if confusion[bucket].sum() else 1, abs=0.06)
 
 
 def test_learned_predictor_warns_of_an_unknown_model(trained):
-    asked = workload(["count apples clouds please 1"], [10])
+    requests = workload(["count apples clouds please 1"], [10])
     with pytest.warns(UserWarning, match=r"knows no model 'c'.*it knows a: name one"):
-        length_predictor(f"learned({trained}, model=c)").predict(asked, np.random.default_rng(0))
+        length_predictor(f"learned({trained}, model=c)").predict(requests, np.random.default_rng(0))

@@ -71,12 +71,14 @@ def test_linear_prefill_takes_the_measured_recurrence_time():
     place = put(4).placement
     recurrence = operators(place).recurrence
     assert (recurrence.key_heads, recurrence.value_heads) == (4, 8)
-    known = kernels(place.gpu)
+    kernel_times = kernels(place.gpu)
     tokens = np.array([1024.0, 1536.0, 2048.0, 16384.0, 32768.0])
-    first, between, second, last, beyond = known.recurrence_s(tokens, recurrence)
+    first, between, second, last, beyond = kernel_times.recurrence_s(tokens, recurrence)
     assert first < between < second
     assert beyond == pytest.approx(2 * last)
-    roofline_s = known.roofline_s(recurrence.token_bytes * 1024, recurrence.token_operations * 1024)
+    roofline_s = kernel_times.roofline_s(
+        recurrence.token_bytes * 1024, recurrence.token_operations * 1024
+    )
     assert first > 2 * roofline_s  # one chunk waits for the one before it
     table = place.gpu.bandwidth_bytes_per_s / gpu("b300").bandwidth_bytes_per_s
     elsewhere = kernels(gpu("b300"), without=("b200", "h200-141g"))
@@ -85,24 +87,28 @@ def test_linear_prefill_takes_the_measured_recurrence_time():
 
 
 def test_linear_prefill_pays_the_recurrence_and_decode_does_not():
-    made = put(4).step_time.model
+    timed = put(4).step_time.model
     place = put(4).placement
-    known, recurrence = kernels(place.gpu), operators(place).recurrence
-    of_prompt = recurrence.calls * float(known.recurrence_s(np.array([2048.0]), recurrence)[0])
-    assert made.step_s(0, 0, ((0, 2048),)) > of_prompt
-    one, many = (made.step_s(n, 0, ()) for n in (1, 256))
-    states = known.recurrent_s(np.array([1.0, 256.0]), recurrence)
-    assert many - one > 0.9 * recurrence.calls * (states[1] - states[0])
+    kernel_times, recurrence = kernels(place.gpu), operators(place).recurrence
+    of_prompt = recurrence.calls * float(
+        kernel_times.recurrence_s(np.array([2048.0]), recurrence)[0]
+    )
+    assert timed.step_s(0, 0, ((0, 2048),)) > of_prompt
+    single, many = (timed.step_s(n, 0, ()) for n in (1, 256))
+    states = kernel_times.recurrent_s(np.array([1.0, 256.0]), recurrence)
+    assert many - single > 0.9 * recurrence.calls * (states[1] - states[0])
 
 
 def test_linear_step_time_without_tables_is_marked_unfitted():
     assert put(4).step_time.fitted
-    known = kernels(put(4).placement.gpu)
-    names = {name for name in known._tables if not name.startswith("linear_")}
-    without = Kernels(known.gpu, known.source, {name: known._tables[name] for name in names})
+    kernel_times = kernels(put(4).placement.gpu)
+    names = {name for name in kernel_times._tables if not name.startswith("linear_")}
+    without = Kernels(
+        kernel_times.gpu, kernel_times.source, {name: kernel_times._tables[name] for name in names}
+    )
     recurrence = operators(put(4).placement).recurrence
     assert not without.has_recurrences
-    assert without.recurrence_s(np.array([1024.0]), recurrence) < known.recurrence_s(
+    assert without.recurrence_s(np.array([1024.0]), recurrence) < kernel_times.recurrence_s(
         np.array([1024.0]), recurrence
     )
 

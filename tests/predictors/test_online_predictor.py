@@ -36,7 +36,7 @@ DRIFTED = {"short": 40, "old": 300}  # what is asked since the predictor was mad
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def trained_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("following")
     base = tiny_models.make_model(folder / "base")
     settings = TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16)
@@ -46,29 +46,29 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "lengths"))
+def folder(trained_folder, tmp_path):
+    return Path(shutil.copytree(trained_folder, tmp_path / "lengths"))
 
 
 @pytest.fixture
 def follower(folder):
     """It is closed at the end."""
-    found = []
+    predictors = []
 
-    def of(online, **options):
-        found.append(OnlineLengthPredictor(folder, online=online, device="cpu", **options))
-        return found[-1]
+    def start(online, **options):
+        predictors.append(OnlineLengthPredictor(folder, online=online, device="cpu", **options))
+        return predictors[-1]
 
-    yield of
-    for one in found:
-        one.close()
+    yield start
+    for predictor in predictors:
+        predictor.close()
 
 
 def tell(follower, rows):
     """All of them, one after the other."""
     for row in rows:
-        [said] = follower.read([Prompt(row.prompt, row.prompt_tokens, row.model)])
-        follower.came(said, row.output_tokens)
+        [prediction] = follower.read([Prompt(row.prompt, row.prompt_tokens, row.model)])
+        follower.came(prediction, row.output_tokens)
 
 
 def drifted(count, seed=7):
@@ -76,52 +76,54 @@ def drifted(count, seed=7):
 
 
 def test_observed_answer_corrects_the_next_prediction(follower):
-    one = follower(1000)
+    predictor = follower(1000)
     prompt = [Prompt("old apples clouds please 3", 5, "b")]
-    before = one.read(prompt)[0].median
-    tell(one, tiny_models.answered(60, seed=3, telling={"old": 300}, model="b"))
-    assert abs(one.read(prompt)[0].median - 300) < abs(before - 300)
-    assert not one.taught
+    before = predictor.read(prompt)[0].median
+    tell(predictor, tiny_models.answered(60, seed=3, telling={"old": 300}, model="b"))
+    assert abs(predictor.read(prompt)[0].median - 300) < abs(before - 300)
+    assert not predictor.taught
 
 
 def test_predictor_loads_the_generation_trained_by_another_process(follower, folder):
-    said = []
-    one = follower(60, say=said.append)
-    tell(one, drifted(60))
-    assert one.teaches  # and nobody waited for it
-    one.settle(PATIENCE_S)
-    [(_, taught)] = one.taught
+    lines = []
+    predictor = follower(60, say=lines.append)
+    tell(predictor, drifted(60))
+    assert predictor.teaches  # and nobody waited for it
+    predictor.settle(PATIENCE_S)
+    [(_, taught)] = predictor.taught
     assert taught.step > 0, taught
-    assert one.config.generation == PredictorConfig.load(folder).generation == 1
+    assert predictor.config.generation == PredictorConfig.load(folder).generation == 1
     assert read_queue(folder / QUEUE) == []
-    assert said == [taught.summary]
-    [(window, *rest)] = [one.all_windows()]
+    assert lines == [taught.summary]
+    [(window, *rest)] = [predictor.all_windows()]
     assert (window.answers, window.generation, window.plain) == (50, 0, 0.0)
     assert [w.answers for w in rest] == [10]
 
 
 def test_answers_of_a_refused_training_stay_in_the_queue(follower, folder, monkeypatch):
-    one = follower(30)
+    predictor = follower(30)
     refused = TrainingResult(0.0, "refused", None)
-    monkeypatch.setattr(one._teacher, "teach", lambda new, lately, then: then(refused))
-    before = one._predictor
+    monkeypatch.setattr(predictor._teacher, "teach", lambda new, lately, then: then(refused))
+    before = predictor._predictor
     rows = drifted(45)
-    tell(one, rows)
-    assert [taught.step for _, taught in one.taught] == [0.0]
-    assert one._predictor is before
+    tell(predictor, rows)
+    assert [taught.step for _, taught in predictor.taught] == [0.0]
+    assert predictor._predictor is before
     assert [row.prompt for row in read_queue(folder / QUEUE)] == [row.prompt for row in rows]
 
 
 def test_answers_that_come_during_training_are_kept(follower, folder, monkeypatch):
-    one = follower(30)
+    predictor = follower(30)
     lessons = []
-    monkeypatch.setattr(one._teacher, "teach", lambda *lesson: lessons.append(lesson))
+    monkeypatch.setattr(predictor._teacher, "teach", lambda *lesson: lessons.append(lesson))
     rows = drifted(40)
-    tell(one, rows)
+    tell(predictor, rows)
     [(new, lately, then)] = lessons
     assert len(new) == len(lately) == 30
-    said = one.read([Prompt(row.prompt, row.prompt_tokens, row.model) for row in lately])
-    then(TrainingResult(1.0, "taken", following.np.array([s.probabilities for s in said])))
+    predictions = predictor.read(
+        [Prompt(row.prompt, row.prompt_tokens, row.model) for row in lately]
+    )
+    then(TrainingResult(1.0, "taken", following.np.array([s.probabilities for s in predictions])))
     left = [row.prompt for row in read_queue(folder / QUEUE)]
     assert left == [row.prompt for row in rows[30:]]
 
@@ -144,16 +146,16 @@ def test_killed_online_predictor_continues_with_its_queue(follower, folder, monk
 
 
 def test_failed_training_keeps_the_predictor(follower, folder, monkeypatch):
-    said = []
-    one = follower(30, say=said.append)
-    (folder / one.config.samples_file).unlink()  # the teacher cannot begin
-    tell(one, drifted(30))
-    one.settle(PATIENCE_S)
-    assert one.failures == 1
-    assert "is missing" in said[0]
-    assert one.config.samples_file in said[0]
+    lines = []
+    predictor = follower(30, say=lines.append)
+    (folder / predictor.config.samples_file).unlink()  # the teacher cannot begin
+    tell(predictor, drifted(30))
+    predictor.settle(PATIENCE_S)
+    assert predictor.failures == 1
+    assert "is missing" in lines[0]
+    assert predictor.config.samples_file in lines[0]
     assert len(read_queue(folder / QUEUE)) == 30
-    tell(one, drifted(1))
+    tell(predictor, drifted(1))
 
 
 def test_second_process_on_an_online_folder_is_refused(follower, folder):

@@ -55,11 +55,11 @@ def test_packed_kernel_times_equal_those_of_the_database():
     import pandas as pd
 
     frame = pd.read_parquet(DATABASE / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet")
-    known = kernels(gpu("h100-80g"))
+    kernel_times = kernels(gpu("h100-80g"))
     for m, n, k, dtype in ((1, 8192, 8192, "bfloat16"), (2048, 4096, 4096, "bfloat16")):
         rows = frame[(frame.m == m) & (frame.n == n) & (frame.k == k) & (frame.gemm_dtype == dtype)]
-        found = float(known.gemm_s(np.array([float(m)]), n, k, "bf16")[0])
-        assert found == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
+        packed_s = float(kernel_times.gemm_s(np.array([float(m)]), n, k, "bf16")[0])
+        assert packed_s == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
     attention = pd.read_parquet(
         DATABASE / "h100_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet"
     )
@@ -72,54 +72,56 @@ def test_packed_kernel_times_equal_those_of_the_database():
         & (attention.batch_size == 16)
         & (attention.step == 4095)
     ]
-    batch, length, seconds = known.generation_s(Attention(32, 8, 128, 1), "bf16")
-    at = (int(np.flatnonzero(batch == 16)[0]), int(np.flatnonzero(length == 4096)[0]))
-    assert seconds[at] == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
+    batch, length, seconds = kernel_times.generation_s(Attention(32, 8, 128, 1), "bf16")
+    index = (int(np.flatnonzero(batch == 16)[0]), int(np.flatnonzero(length == 4096)[0]))
+    assert seconds[index] == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
 
 
 def test_gemm_time_between_shapes_is_between_their_times():
-    known = kernels(gpu("h100-80g"))
+    kernel_times = kernels(gpu("h100-80g"))
     tokens = np.array([16.0, 4096.0])
-    small, middle, large = (known.gemm_s(tokens, n, 8192, "bf16") for n in (8192, 9000, 10240))
+    small, middle, large = (
+        kernel_times.gemm_s(tokens, n, 8192, "bf16") for n in (8192, 9000, 10240)
+    )
     assert (small < middle).all()
     assert (middle < large).all()
 
 
 def test_gemm_time_grows_with_tokens():
     for name in ("h100-80g", "b200", "l40s"):
-        known = kernels(gpu(name))
-        at = known.gemm_tokens("fp8")
-        seconds = known.gemm_s(at, 8192, 8192, "fp8")
+        kernel_times = kernels(gpu(name))
+        tokens = kernel_times.gemm_tokens("fp8")
+        seconds = kernel_times.gemm_s(tokens, 8192, 8192, "fp8")
         later = np.minimum.accumulate(seconds[::-1])[::-1]
         assert (seconds <= 1.26 * later).all(), name
 
 
 def test_all_reduce_time_grows_with_its_message():
-    known = kernels(gpu("b200"))
+    kernel_times = kernels(gpu("b200"))
     sizes = np.geomspace(1024, 1e9, 60)
-    seconds = known.all_reduce_s(8, sizes, link("nvlink5"))
+    seconds = kernel_times.all_reduce_s(8, sizes, link("nvlink5"))
     assert (np.diff(seconds) >= 0).all()
 
 
 def test_a_gpu_without_tables_scales_the_nearest_ones():
     assert not has_tables("rtx-4090")
-    known = kernels(gpu("h200-141g"), without=("h200-141g",))
-    assert known.source == "h100-80g_vllm"
-    one = np.array([1.0])
-    scaled = known.gemm_s(one, 16384, 16384, "bf16") / kernels(gpu("h100-80g")).gemm_s(
-        one, 16384, 16384, "bf16"
-    )
+    kernel_times = kernels(gpu("h200-141g"), without=("h200-141g",))
+    assert kernel_times.source == "h100-80g_vllm"
+    single_token = np.array([1.0])
+    scaled = kernel_times.gemm_s(single_token, 16384, 16384, "bf16") / kernels(
+        gpu("h100-80g")
+    ).gemm_s(single_token, 16384, 16384, "bf16")
     assert scaled[0] == pytest.approx(3350 / 4800, rel=0.02)  # reading the weights
 
 
 def test_decode_steps_grow_with_sequences_and_kv_and_spans_add_up():
-    made = operator_step_time(placed()).model
-    assert made.step_s(32, 32 * 2000, ()) > made.step_s(32, 32 * 500, ())
-    assert made.step_s(64, 64 * 500, ()) > made.step_s(8, 8 * 500, ())
-    steps = sum(made.step_s(8, 8 * (100 + i), ()) for i in range(50))
-    assert made.span_s(8, 800, 50) == pytest.approx(steps)
-    assert made.step_s(8, 800, [(0, 1024)]) > made.step_s(8, 800, ())
-    assert made.step_s(0, 0, [(8192, 512)]) > made.step_s(0, 0, [(0, 512)])
+    timed = operator_step_time(placed()).model
+    assert timed.step_s(32, 32 * 2000, ()) > timed.step_s(32, 32 * 500, ())
+    assert timed.step_s(64, 64 * 500, ()) > timed.step_s(8, 8 * 500, ())
+    steps = sum(timed.step_s(8, 8 * (100 + i), ()) for i in range(50))
+    assert timed.span_s(8, 800, 50) == pytest.approx(steps)
+    assert timed.step_s(8, 800, [(0, 1024)]) > timed.step_s(8, 800, ())
+    assert timed.step_s(0, 0, [(8192, 512)]) > timed.step_s(0, 0, [(0, 512)])
 
 
 def test_tensor_parallel_step_pays_its_all_reduce():
@@ -137,13 +139,13 @@ def test_async_scheduling_hides_host_time():
 def test_sglang_launches_prompts_kernel_by_kernel():
     """A short prompt takes as long as its launches, a long one longer, a decode step less."""
     deepseek = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, weight_dtype="fp8")
-    made = operator_step_time(deepseek, "sglang").model
+    timed = operator_step_time(deepseek, "sglang").model
     # Its shared expert is one of the routed ones: two multiplications with their quantisation and
     # an activation less in each of 58 layers.
     launches = operators(deepseek).launches - 58 * 5
-    assert made.host.prefill_s == pytest.approx(launches * EAGER_KERNEL_S)
-    assert made.step_s(0, 0, [(0, 16)]) == made.step_s(4, 4096, [(0, 64)]) == made.host.prefill_s
-    assert made.step_s(0, 0, [(0, 8192)]) > made.host.prefill_s > made.step_s(4, 4096, ())
+    assert timed.host.prefill_s == pytest.approx(launches * EAGER_KERNEL_S)
+    assert timed.step_s(0, 0, [(0, 16)]) == timed.step_s(4, 4096, [(0, 64)]) == timed.host.prefill_s
+    assert timed.step_s(0, 0, [(0, 8192)]) > timed.host.prefill_s > timed.step_s(4, 4096, ())
     assert operator_step_time(deepseek, "vllm-async").model.host.prefill_s == 0
 
 
@@ -163,16 +165,16 @@ def test_expert_kernel_setting_changes_prefill_time():
 
     def prompt_s(name: str, weights: str, gpu_name: str, kernel: str) -> float:
         place = Placement(model(name), gpu(gpu_name), tp=2, weight_dtype=weights)
-        made = operator_step_time(place, "vllm-async", experts_kernel=kernel).model
-        return made.step_s(0, 0, ((0, 8192),))
+        timed = operator_step_time(place, "vllm-async", experts_kernel=kernel).model
+        return timed.step_s(0, 0, ((0, 8192),))
 
-    own, triton, unknown = (
+    default_s, triton, unknown = (
         prompt_s("minimax-m2.5", "fp8", "b200", kernel) for kernel in ("", "triton", "marlin")
     )
-    assert 1.2 * own < triton < 2 * own
-    assert unknown == own
-    own, marlin = (prompt_s("gpt-oss-120b", "mxfp4", "h200-141g", k) for k in ("", "marlin"))
-    assert 1.2 * own < marlin < 2 * own
+    assert 1.2 * default_s < triton < 2 * default_s
+    assert unknown == default_s
+    default_s, marlin = (prompt_s("gpt-oss-120b", "mxfp4", "h200-141g", k) for k in ("", "marlin"))
+    assert 1.2 * default_s < marlin < 2 * default_s
 
 
 def test_marlin_kernel_pads_its_matrices():
@@ -189,12 +191,16 @@ def test_experts_of_another_number_scale_by_tokens_per_expert():
     tokens, in proportion to the roofline.
     """
     place = Placement(model("minimax-m2.5"), gpu("h100-80g"), tp=4, weight_dtype="fp8")
-    known, layer = kernels(place.gpu), operators(place).experts
+    kernel_times, layer = kernels(place.gpu), operators(place).experts
     tokens = np.array([64.0, 512.0, 4096.0])
     twice = dataclasses.replace(layer.experts, routed=2 * layer.experts.routed)
     other = dataclasses.replace(layer, experts=twice)
-    ratio = known.experts_s(tokens, layer) / _experts_roofline(known._own, tokens, layer)
-    later = known.experts_s(2 * tokens, other) / _experts_roofline(known._own, 2 * tokens, other)
+    ratio = kernel_times.experts_s(tokens, layer) / _experts_roofline(
+        kernel_times._own, tokens, layer
+    )
+    later = kernel_times.experts_s(2 * tokens, other) / _experts_roofline(
+        kernel_times._own, 2 * tokens, other
+    )
     assert later == pytest.approx(ratio, rel=0.08)  # but for what arithmetic slows
 
 
@@ -209,9 +215,10 @@ def test_operator_step_time_refuses_unknown_engines_and_encoders():
 def test_gemm_time_is_longer_under_load():
     tokens = np.array([8.0, 8192.0])
     for name, slower in (("h100-80g", [1.0, 1.07]), ("a100-80g", [1.0, 1.0])):
-        known = kernels(gpu(name))
+        kernel_times = kernels(gpu(name))
         sustained, alone = (
-            of(tokens, 8192, 8192, "bf16") for of in (known.sustained_gemm_s, known.gemm_s)
+            gemm_time(tokens, 8192, 8192, "bf16")
+            for gemm_time in (kernel_times.sustained_gemm_s, kernel_times.gemm_s)
         )
         assert sustained / alone == pytest.approx(slower)
 
@@ -219,9 +226,9 @@ def test_gemm_time_is_longer_under_load():
 def test_heads_of_a_size_without_tables_are_scaled():
     """A100 has tables of heads of 128 alone: those of 64 read half of their KV."""
     llama = Attention(heads=32, kv_heads=8, head_dim=128, calls=1)
-    known = kernels(gpu("a100-80g"))
-    _, _, whole = known.generation_s(llama, "bf16")
-    _, _, half = known.generation_s(dataclasses.replace(llama, head_dim=64), "bf16")
+    kernel_times = kernels(gpu("a100-80g"))
+    _, _, whole = kernel_times.generation_s(llama, "bf16")
+    _, _, half = kernel_times.generation_s(dataclasses.replace(llama, head_dim=64), "bf16")
     ratios = (half / whole)[np.isfinite(whole)]
     assert ratios.max() <= 1.0
     assert ratios.min() == pytest.approx(0.5, rel=0.05)

@@ -21,10 +21,10 @@ def test_watts_grow_with_utilisation_up_to_the_limit():
     assert HALF.watts(0.5, 0.25) == pytest.approx(550)
     assert HALF.watts(1.0, 1.0) == 1000
     for name in ("h100-80g", "b200"):
-        known = power_model(gpu(name))
-        assert known is not None
-        assert known.limit_w == gpu(name).power_w
-        assert known.watts(0.3, 0.01) < known.watts(0.3, 0.1) <= known.limit_w
+        power = power_model(gpu(name))
+        assert power is not None
+        assert power.limit_w == gpu(name).power_w
+        assert power.watts(0.3, 0.01) < power.watts(0.3, 0.1) <= power.limit_w
     assert power_model(gpu("a100-80g")) is None
 
 
@@ -48,11 +48,11 @@ def test_energy_of_a_token_and_a_request():
         "gpu_power_mean_w": 300.0,
         "cost_usd_per_hour": 3.6,
     }
-    found = unit_costs(row)
-    assert found["joules_per_output_token"] == pytest.approx(3)
-    assert found["joules_per_slo_request"] == pytest.approx(1500)
-    assert found["usd_per_output_token"] == pytest.approx(1e-5)
-    assert found["usd_per_slo_request"] == pytest.approx(0.005)
+    costs = unit_costs(row)
+    assert costs["joules_per_output_token"] == pytest.approx(3)
+    assert costs["joules_per_slo_request"] == pytest.approx(1500)
+    assert costs["usd_per_output_token"] == pytest.approx(1e-5)
+    assert costs["usd_per_slo_request"] == pytest.approx(0.005)
     unknown = unit_costs(row | {"gpu_power_mean_w": None, "attainment": 0.0})
     assert math.isnan(unknown["joules_per_output_token"])
     assert math.isnan(unknown["usd_per_slo_request"])

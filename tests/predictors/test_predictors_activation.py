@@ -16,8 +16,8 @@ def _part(name: str) -> float:
 
 def fitted_bandwidth(links: int) -> float:
     """Bytes a second of one link, least squares of the relative error over the two smaller."""
-    seen = [(_part(name), _PUBLISHED_S[name][0]) for name in ("llama-3.1-8b", "qwen2.5-14b")]
-    shares = [part_bytes / links / seconds for part_bytes, seconds in seen]
+    parts = [(_part(name), _PUBLISHED_S[name][0]) for name in ("llama-3.1-8b", "qwen2.5-14b")]
+    shares = [part_bytes / links / seconds for part_bytes, seconds in parts]
     return sum(share * share for share in shares) / sum(shares)
 
 

@@ -26,27 +26,32 @@ def written(tmp_path, table):
 
 
 def test_device_map_is_read(tmp_path):
-    found = read_device_map(written(tmp_path, {**TWO, "lanes": 1, "ready_s": 90}))
-    assert (found.layers, found.devices, found.lanes, found.ready_s) == ((20, 8), ("a", "1"), 1, 90)
-    assert found.stages[0] == PipelineStage(gpu("rtx-3090@350w"), 20, link("pix"))
-    small = found.stages[1].gpu
+    device_map = read_device_map(written(tmp_path, {**TWO, "lanes": 1, "ready_s": 90}))
+    assert (device_map.layers, device_map.devices, device_map.lanes, device_map.ready_s) == (
+        (20, 8),
+        ("a", "1"),
+        1,
+        90,
+    )
+    assert device_map.stages[0] == PipelineStage(gpu("rtx-3090@350w"), 20, link("pix"))
+    small = device_map.stages[1].gpu
     assert (small.memory_bytes, small.bandwidth_bytes_per_s) == (11 * 2**30, 250e9)
     assert small.flops_16bit == gpu("l4").flops_16bit
-    assert found.gpus_text == "rtx-3090@350w+l4*"
+    assert device_map.gpus_text == "rtx-3090@350w+l4*"
 
 
 def test_device_map_survives_its_file(tmp_path):
-    given = LinkSpec("given", 3e9, 7e-6)
+    link_spec = LinkSpec("given", 3e9, 7e-6)
     slow = replace(gpu("l4"), name="l4*", bandwidth_bytes_per_s=2e11)
     stages = (
-        PipelineStage(gpu("a100-80g"), 3, given),
+        PipelineStage(gpu("a100-80g"), 3, link_spec),
         PipelineStage(slow, 4, link("node")),
         PipelineStage(slow, 21),
     )
     whole = DeviceMap("chatglm2-6b", stages, ("x", "y", "z"), lanes=2, ready_s=1.5)
     again = read_device_map(written(tmp_path, whole.plain()))
     assert replace(again.stages[1].gpu, origin="") == replace(slow, origin="")
-    assert again.stages[0].link.transfer_s(1e6) == pytest.approx(given.transfer_s(1e6))
+    assert again.stages[0].link.transfer_s(1e6) == pytest.approx(link_spec.transfer_s(1e6))
     assert (again.layers, again.lanes, again.ready_s) == ((3, 4, 21), 2, 1.5)
     assert whole.gpus_text == "a100-80g+2×l4*"
 
@@ -89,5 +94,5 @@ def test_device_map_of_unknown_names_is_refused(tmp_path):
 
 def test_shipped_maps_hold_every_layer():
     for name in shipped_device_maps():
-        found = read_device_map(name)
-        assert sum(found.layers) == model(found.model).layers
+        device_map = read_device_map(name)
+        assert sum(device_map.layers) == model(device_map.model).layers

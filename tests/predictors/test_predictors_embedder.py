@@ -85,8 +85,8 @@ def test_encoder_attention_has_twice_the_causal_pairs():
 
 
 def test_language_model_as_embedder_takes_its_prefill_time():
-    own = embedder(LLAMA, BESIDE)
-    assert own.pass_s([(3, 100)]) == pytest.approx(
+    llama_embedder = embedder(LLAMA, BESIDE)
+    assert llama_embedder.pass_s([(3, 100)]) == pytest.approx(
         step_time(BESIDE).model.step_s(0, 0, [(0, 100)] * 3)
     )
     assert own_weight_bytes(LLAMA, LLAMA) == 0

@@ -59,19 +59,19 @@ def test_oracle_and_constant_predictions():
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.8, 0.9951, 1.0])
 def test_noisy_predictor_has_the_stated_accuracy(accuracy):
     true = np.random.default_rng(1).integers(1, 4000, 20_000)
-    told = predicted(f"noisy(accuracy={accuracy})", true)
-    assert bucket_accuracy(told, true) == pytest.approx(accuracy, abs=0.01)
+    predictions = predicted(f"noisy(accuracy={accuracy})", true)
+    assert bucket_accuracy(predictions, true) == pytest.approx(accuracy, abs=0.01)
 
 
 def test_noisy_predictor_errs_as_measured():
     true = np.random.default_rng(1).integers(1, 4000, 60_000)
-    buckets, told = buckets_of(true), buckets_of(predicted("noisy(accuracy=0)", true))
-    assert (buckets != told).all()
+    buckets, predicted_buckets = buckets_of(true), buckets_of(predicted("noisy(accuracy=0)", true))
+    assert (buckets != predicted_buckets).all()
     shares = error_shares()
     for bucket in range(10):
-        of = told[buckets == bucket]
-        if len(of) > 400:
-            drawn = np.bincount(of, minlength=10) / len(of)
+        drawn_buckets = predicted_buckets[buckets == bucket]
+        if len(drawn_buckets) > 400:
+            drawn = np.bincount(drawn_buckets, minlength=10) / len(drawn_buckets)
             assert drawn == pytest.approx(shares[bucket], abs=0.06)
 
 
@@ -82,8 +82,8 @@ def test_error_shares_are_those_of_the_measured_confusion():
     assert not shares.diagonal().any()
     # Where many were kept back they decide; where none was, the distances of all errors do.
     wrong = counts - np.diag(counts.diagonal())
-    most = int(wrong.sum(axis=1).argmax())
-    assert shares[most] == pytest.approx(wrong[most] / wrong[most].sum(), abs=0.15)
+    fullest = int(wrong.sum(axis=1).argmax())
+    assert shares[fullest] == pytest.approx(wrong[fullest] / wrong[fullest].sum(), abs=0.15)
     fewest = int(wrong.sum(axis=1).argmin())
     assert shares[fewest].max() < 1
     # It says more than a step to either side.
@@ -117,23 +117,23 @@ def test_impossible_length_predictors_are_refused(text, problem):
 
 
 def test_systems_of_an_experiment_get_the_same_predictions():
-    asked = Experiment(
+    experiment = Experiment(
         systems=["sjf", "s3"],
         length_predictor=["oracle", "noisy(0.6)"],
         requests=50,
         rates=[1],
         seeds=1,
     )
-    cells = asked.plan().cells
+    cells = experiment.plan().cells
     assert len(cells) == 4
     assert {cell.columns["length_predictor"] for cell in cells} == {"oracle", "noisy(0.6)"}
     outputs = workload(range(1, 51))
-    told = {
+    predictions = {
         cell.system: predicted_output_tokens(cell, outputs)
         for cell in cells
         if "0.6" in cell.length_predictor
     }
-    assert told["sjf"].tolist() == told["s3"].tolist()
+    assert predictions["sjf"].tolist() == predictions["s3"].tolist()
     assert all(
         predicted_output_tokens(c, outputs) is None for c in cells if c.length_predictor == "oracle"
     )

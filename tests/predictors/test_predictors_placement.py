@@ -42,10 +42,10 @@ def test_fixed_blocks_replace_the_fitting_number():
 
 
 def test_fixed_blocks_beyond_memory_are_refused():
-    most = LLAMA_8B.num_gpu_blocks
-    replace(LLAMA_8B, fixed_num_gpu_blocks=most).check()
-    with pytest.raises(SloBenchError, match=f"at most {most:,} do; use tp 2 or more"):
-        replace(LLAMA_8B, fixed_num_gpu_blocks=most + 1).check()
+    fitting_blocks = LLAMA_8B.num_gpu_blocks
+    replace(LLAMA_8B, fixed_num_gpu_blocks=fitting_blocks).check()
+    with pytest.raises(SloBenchError, match=f"at most {fitting_blocks:,} do; use tp 2 or more"):
+        replace(LLAMA_8B, fixed_num_gpu_blocks=fitting_blocks + 1).check()
 
 
 def test_tensor_parallel_swap_time_is_divided():
@@ -62,12 +62,12 @@ def test_kv_heads_are_replicated_where_tp_exceeds_them():
 
 
 def test_pipeline_stages_share_weights_and_kv():
-    one, two = LLAMA_8B, replace(LLAMA_8B, pp=2)
+    single, two = LLAMA_8B, replace(LLAMA_8B, pp=2)
     assert two.gpus == 2
     layers = 16 * two.model.layer_weight_bytes()
     assert two.weight_bytes_per_gpu == layers + 2 * 128_256 * 4096
-    assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
-    assert two.kv_bytes_per_token == one.kv_bytes_per_token
+    assert two.num_gpu_blocks > 2 * single.num_gpu_blocks
+    assert two.kv_bytes_per_token == single.kv_bytes_per_token
 
 
 def test_uneven_pipeline_blocks_follow_the_longest_stage():

@@ -118,9 +118,9 @@ def test_streamed_parameters_leave_out_embeddings():
 
 
 def test_catalogue_entries_are_read_and_have_an_origin():
-    known = [*specs.gpus().values(), *specs.links().values(), *specs.models().values()]
-    assert len(known) > 60
-    assert all(entry.origin for entry in known)
+    entries = [*specs.gpus().values(), *specs.links().values(), *specs.models().values()]
+    assert len(entries) > 60
+    assert all(entry.origin for entry in entries)
     assert all(spec.memory_bytes > 10 * specs.GIB for spec in specs.gpus().values())
 
 
@@ -163,8 +163,8 @@ def test_impossible_power_caps_are_refused(name):
 
 def test_model_folder_equals_the_catalogue_entry(folder):
     path = folder(**LLAMA)
-    for given in (path, str(path), path / "config.json", str(path / "config.json")):
-        model = specs.model(given)
+    for source in (path, str(path), path / "config.json", str(path / "config.json")):
+        model = specs.model(source)
         assert model.parameters == specs.model("llama-3-8b").parameters
         assert model.name == "my-model"
 

@@ -36,8 +36,8 @@ LLAMA_8B = Placement(model("llama-3-8b"), gpu("a100-80g"))
 
 
 def shared() -> Path:
-    given = os.environ.get("SLO_BENCH_SHARED")
-    return Path(given) if given else Path(__file__).parents[2].parent / "shared"
+    folder = os.environ.get("SLO_BENCH_SHARED")
+    return Path(folder) if folder else Path(__file__).parents[2].parent / "shared"
 
 
 def test_decode_step_by_hand():
@@ -194,14 +194,14 @@ def test_models_of_one_shape_take_the_same_time(a, b, tp):
     """On every GPU; what differs is the output head."""
     head_bytes = 2 * abs(a.vocab - b.vocab) * a.hidden / tp
     for name, on in gpus().items():
-        one, other = (step_time(Placement(spec, on, tp=tp)) for spec in (a, b))
-        assert one.fitted == other.fitted, name
+        first, second = (step_time(Placement(spec, on, tp=tp)) for spec in (a, b))
+        assert first.fitted == second.fitted, name
         for seqs, kv_tokens, chunks in BATCHES:
-            times_s = [x.model.step_s(seqs, kv_tokens, chunks) for x in (one, other)]
+            times_s = [x.model.step_s(seqs, kv_tokens, chunks) for x in (first, second)]
             if a.vocab == b.vocab:
                 assert times_s[0] == times_s[1], name
                 continue
-            computed = seqs + (len(chunks) if one.fitted else sum(n for _, n in chunks))
+            computed = seqs + (len(chunks) if first.fitted else sum(n for _, n in chunks))
             read_s, multiply_s = head_bytes / on.bandwidth_bytes_per_s, head_bytes / on.flops(16)
             apart_s = abs(times_s[0] - times_s[1])
             assert 0.5 * read_s < apart_s < 2 * (read_s + computed * multiply_s), name
@@ -279,12 +279,12 @@ def test_tensor_parallel_step_pays_for_its_all_reduces():
 
 
 def test_pipeline_stages_divide_a_step():
-    one, four = step_time(LLAMA_8B).model, step_time(replace(LLAMA_8B, pp=4)).model
+    single, four = step_time(LLAMA_8B).model, step_time(replace(LLAMA_8B, pp=4)).model
     batch = (8, 8000, ((0, 512),))
     hop = link("nvlink3").latency_s + 520 * 4096 * 2 / link("nvlink3").bandwidth_bytes_per_s
-    assert (one.stages, four.stages) == (1, 4)
-    assert (one.hop_s(520), four.hop_s(520)) == (0, pytest.approx(hop))
-    assert four.step_s(*batch) == pytest.approx(one.step_s(*batch) + 3 * hop)
+    assert (single.stages, four.stages) == (1, 4)
+    assert (single.hop_s(520), four.hop_s(520)) == (0, pytest.approx(hop))
+    assert four.step_s(*batch) == pytest.approx(single.step_s(*batch) + 3 * hop)
 
 
 def test_host_time_is_added_to_every_step():

@@ -63,12 +63,12 @@ def measured(formula: str, values: dict[str, float]) -> Profile:
 @pytest.mark.parametrize(("formula", "values"), [("nine", NINE), ("ascendra", ASCENDRA)])
 def test_formula_fits_its_own_step_times(formula, values):
     profile = measured(formula, values)
-    found = fit(profile)
-    quality = {q.formula: q for q in found.qualities}[formula]
+    refit = fit(profile)
+    quality = {q.formula: q for q in refit.qualities}[formula]
     assert quality.held_out_percent < 0.01
     assert quality.extrapolated_percent < 0.01
-    assert found.profile.best == formula
-    refitted = profiled_step_time(found.profile, Host()).model
+    assert refit.profile.best == formula
+    refitted = profiled_step_time(refit.profile, Host()).model
     truth = FORMULAS[formula].step_time(BASE, values, Host())
     for step in ((1, 900, ()), (100, 90000, ()), (0, 0, [(0, 700)]), (9, 9000, [(300, 99)])):
         assert refitted.step_s(*step) == pytest.approx(truth.step_s(*step), rel=1e-4)
@@ -81,9 +81,9 @@ def test_fit_prefers_the_formula_of_the_data():
 
 
 def test_fitted_coefficients_are_never_negative():
-    seen = observations(measured("ascendra", ASCENDRA))
-    seconds = np.random.default_rng(0).lognormal(0, 0.2, len(seen)) * seen.seconds
-    noisy = dataclasses.replace(seen, seconds=seconds)
+    observed = observations(measured("ascendra", ASCENDRA))
+    seconds = np.random.default_rng(0).lognormal(0, 0.2, len(observed)) * observed.seconds
+    noisy = dataclasses.replace(observed, seconds=seconds)
     assert min(coefficients(BASE, "nine", noisy).values()) >= 0
 
 
@@ -116,25 +116,25 @@ def test_fit_of_too_few_steps_is_refused():
     step_s=st.sampled_from([0.0, 0.001]),
 )
 def test_formula_span_equals_the_sum_of_its_steps(formula, values, seqs, mean, steps, step_s):
-    made = FORMULAS[formula].step_time(BASE, values, Host(step_s=step_s))
+    timed = FORMULAS[formula].step_time(BASE, values, Host(step_s=step_s))
     kv = seqs * mean
-    each = [made.step_s(seqs, kv + k * seqs, ()) for k in range(steps)]
-    span_s = made.span_s(seqs, kv, steps)
+    each = [timed.step_s(seqs, kv + k * seqs, ()) for k in range(steps)]
+    span_s = timed.span_s(seqs, kv, steps)
     assert span_s == pytest.approx(sum(each), rel=1e-9)
-    assert made.steps_within(seqs, kv, span_s) == steps
-    assert made.steps_within(seqs, kv, np.nextafter(span_s, np.inf)) == steps + 1
+    assert timed.steps_within(seqs, kv, span_s) == steps
+    assert timed.steps_within(seqs, kv, np.nextafter(span_s, np.inf)) == steps + 1
 
 
 def test_distserve_formula_by_hand():
-    made = FORMULAS["distserve"].step_time(BASE, PHASES, Host())
-    assert made.step_s(10, 5000, ()) == pytest.approx(0.023 + 6e-7 * 5000 + 6e-5 * 10)
-    assert made.step_s(95, 5000, ()) == pytest.approx(0.02 + 5e-7 * 5000 + 1.2e-4 * 95)
-    assert made.step_s(0, 0, [(0, 100), (0, 300)]) == pytest.approx(
+    timed = FORMULAS["distserve"].step_time(BASE, PHASES, Host())
+    assert timed.step_s(10, 5000, ()) == pytest.approx(0.023 + 6e-7 * 5000 + 6e-5 * 10)
+    assert timed.step_s(95, 5000, ()) == pytest.approx(0.02 + 5e-7 * 5000 + 1.2e-4 * 95)
+    assert timed.step_s(0, 0, [(0, 100), (0, 300)]) == pytest.approx(
         0.02 + 1.4e-4 * 400 + 8e-9 * (100**2 + 300**2)
     )
     # A prompt in two pieces costs its two constants, and its squares once.
-    pieces = made.step_s(0, 0, [(0, 512)]) + made.step_s(0, 0, [(512, 512)])
-    assert pieces == pytest.approx(made.step_s(0, 0, [(0, 1024)]) + 0.02)
+    pieces = timed.step_s(0, 0, [(0, 512)]) + timed.step_s(0, 0, [(512, 512)])
+    assert pieces == pytest.approx(timed.step_s(0, 0, [(0, 1024)]) + 0.02)
 
 
 def test_profile_step_time_by_each_of_its_formulas():

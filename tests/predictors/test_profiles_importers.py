@@ -105,8 +105,8 @@ def test_import_distserve(tmp_path):
     file.write_text(json.dumps({"facebook/opt-13b": {"1": entry}, "facebook/opt-66b": {}}))
     profile = import_profile("distserve", file, ImportOptions(model="opt-13b"))
     assert (profile.model, profile.gpu, profile.best) == ("opt-13b", "a100-80g", "distserve")
-    made = profiled_step_time(profile, Host()).model
-    assert made.step_s(10, 4000, ()) == pytest.approx(0.023 + 0.0006e-3 * 4000 + 0.06e-3 * 10)
+    timed = profiled_step_time(profile, Host()).model
+    assert timed.step_s(10, 4000, ()) == pytest.approx(0.023 + 0.0006e-3 * 4000 + 0.06e-3 * 10)
     with pytest.raises(SloBenchError, match="2 models that fit; name one with --model"):
         import_profile("distserve", file, ImportOptions())
     with pytest.raises(SloBenchError, match="has no tp 2"):
@@ -186,11 +186,11 @@ def test_import_aiconfigurator(tmp_path):
     assert attention["prefill_chunk"].tolist() == [16, 1024, 0, 0, 0, 0]
     assert attention["kv_decode"].tolist() == [0, 0, 2, 1024, 2, 1024]
     assert attention["time_us"][-1] == pytest.approx(10 + 8 * 1023e-3)
-    made = profiled_step_time(profile, Host()).model
+    timed = profiled_step_time(profile, Host()).model
     linear_us = 32 * sum(8 + n * k * 1e-6 for n, k in shapes[:4])  # between 1 and 64 rows
     head_us = 8 + 128256 * 4096e-6
     expected_us = linear_us + 32 * attention["time_us"][-1] + head_us
-    assert made.step_s(8, 8 * 1024, ()) == pytest.approx(expected_us * 1e-6)
+    assert timed.step_s(8, 8 * 1024, ()) == pytest.approx(expected_us * 1e-6)
     with pytest.raises(SloBenchError, match="--model"):
         import_profile("aiconfigurator", folder, ImportOptions())
     with pytest.raises(
@@ -203,21 +203,21 @@ def test_import_aiconfigurator(tmp_path):
 
 @needs_data
 @pytest.mark.parametrize(
-    ("source", "path", "asked", "most_percent"),
+    ("source", "path", "options", "most_percent"),
     [
         ("llmservingsim", "llmservingsim/RTX4090-Llama-3.1-8B-bf16-tp1", ImportOptions(), 3.5),
         ("aiconfigurator", "aiconfigurator/a100_sxm", ImportOptions(model="llama-3-8b"), 3.0),
         ("splitwise", "splitwise/perf_model.csv", ImportOptions("llama-2-70b", "h100-80g", 8), 8.0),
     ],
 )
-def test_imported_real_profiles_are_fitted(source, path, asked, most_percent):
+def test_imported_real_profiles_are_fitted(source, path, options, most_percent):
     if source == "aiconfigurator":
         pytest.importorskip("pyarrow")
-    found = fit(import_profile(source, PROFILES / path, asked))
-    best = {q.formula: q for q in found.qualities}[found.profile.best]
+    refit = fit(import_profile(source, PROFILES / path, options))
+    best = {q.formula: q for q in refit.qualities}[refit.profile.best]
     assert best.held_out_percent < most_percent
-    made = profiled_step_time(found.profile, Host()).model
-    assert 0.001 < made.step_s(8, 8 * 1024, ()) < 0.1
+    timed = profiled_step_time(refit.profile, Host()).model
+    assert 0.001 < timed.step_s(8, 8 * 1024, ()) < 0.1
 
 
 @needs_data

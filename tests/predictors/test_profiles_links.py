@@ -27,9 +27,9 @@ _SHAPE = """{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "voca
 
 
 def test_link_is_parsed_from_bandwidth_and_latency() -> None:
-    found = link("12.5gb/s@30us")
-    assert found.bandwidth_bytes_per_s == 12.5e9
-    assert found.transfer_s(12.5e6) == pytest.approx(1e-3 + 30e-6)
+    parsed = link("12.5gb/s@30us")
+    assert parsed.bandwidth_bytes_per_s == 12.5e9
+    assert parsed.transfer_s(12.5e6) == pytest.approx(1e-3 + 30e-6)
     for wrong in ("0gb/s@1us", "12gb/s", "gb/s@us"):
         with pytest.raises(UnknownNameError):
             link(wrong)
@@ -37,10 +37,10 @@ def test_link_is_parsed_from_bandwidth_and_latency() -> None:
 
 def test_fit_link_recovers_bandwidth_and_latency() -> None:
     moved = np.array(_SIZES)
-    found = fit_link(moved, 20e-6 + moved / 2e9, np.random.default_rng(0)).link
-    assert found.bandwidth_bytes_per_s == pytest.approx(2e9)
-    assert found.latency_s == pytest.approx(20e-6)
-    assert found.held_out_percent == pytest.approx(0.0, abs=1e-6)
+    fitted = fit_link(moved, 20e-6 + moved / 2e9, np.random.default_rng(0)).link
+    assert fitted.bandwidth_bytes_per_s == pytest.approx(2e9)
+    assert fitted.latency_s == pytest.approx(20e-6)
+    assert fitted.held_out_percent == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(SloBenchError, match="too few"):
         fit_link(moved[:4], moved[:4], np.random.default_rng(0))
 

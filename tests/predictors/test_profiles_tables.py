@@ -39,12 +39,12 @@ def profile(**tables: ProfileTable) -> Profile:
         for name in ("up", "down")
         for tokens in (1, 64, 512, 4096)
     ]
-    made = {
+    defaults = {
         "linear": table_of("linear", linear),
         "per_sequence": table_of("per_sequence", [("lm_head", n, 1, 500 + n) for n in (1, 256)]),
         "attention": attention(),
     }
-    return Profile("llama-3-8b", "a100-80g", tables={**made, **tables})
+    return Profile("llama-3-8b", "a100-80g", tables={**defaults, **tables})
 
 
 def expected_s(chunk: int, before: int, n: int, kv: int) -> float:
@@ -56,28 +56,28 @@ def expected_s(chunk: int, before: int, n: int, kv: int) -> float:
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
 @pytest.mark.parametrize("kv", [16, 100, 3000, 9000])
 def test_table_decode_time_is_interpolated_and_extrapolated(n, kv):
-    made = table_step_time(profile(), Host())
-    assert made.step_s(n, n * kv, ()) == pytest.approx(expected_s(0, 0, n, kv))
+    timed = table_step_time(profile(), Host())
+    assert timed.step_s(n, n * kv, ()) == pytest.approx(expected_s(0, 0, n, kv))
 
 
 @pytest.mark.parametrize("chunk", [16, 100, 1024, 1500])
 @pytest.mark.parametrize("before", [0, 100, 2048, 5000])
 @pytest.mark.parametrize(("n", "kv"), [(0, 0), (1, 16), (10, 700), (64, 5000)])
 def test_table_mixed_step_time_is_interpolated_and_extrapolated(chunk, before, n, kv):
-    made = table_step_time(profile(), Host())
-    assert made.step_s(n, n * kv, [(before, chunk)]) == pytest.approx(
+    timed = table_step_time(profile(), Host())
+    assert timed.step_s(n, n * kv, [(before, chunk)]) == pytest.approx(
         expected_s(chunk, before, n, kv)
     )
 
 
 def test_table_time_of_several_chunks_equals_one_of_as_many_pairs():
-    made = table_step_time(profile(), Host())
+    timed = table_step_time(profile(), Host())
     # Two chunks of 200 after 1000 tokens have as many pairs as one of 400 after 900.
-    one_s = made.step_s(8, 800, [(900, 400)])
+    one_s = timed.step_s(8, 800, [(900, 400)])
     extra_s = 1e-6  # one more sequence through the output head
-    assert made.step_s(8, 800, [(1000, 200), (1000, 200)]) == pytest.approx(one_s + extra_s)
+    assert timed.step_s(8, 800, [(1000, 200), (1000, 200)]) == pytest.approx(one_s + extra_s)
     # Two fresh ones have fewer pairs than one of their joint length: they cost less.
-    assert made.step_s(8, 800, [(0, 200), (0, 200)]) < made.step_s(8, 800, [(0, 400)])
+    assert timed.step_s(8, 800, [(0, 200), (0, 200)]) < timed.step_s(8, 800, [(0, 400)])
 
 
 def test_table_time_has_host_overhead_and_graph_sizes():
@@ -125,8 +125,8 @@ def test_table_repeated_points_take_their_median():
 def test_table_without_mixed_rows_adds_both_attentions():
     whole = attention()
     apart = whole.rows((whole["prefill_chunk"] == 0) | (whole["n_decode"] == 0))
-    made = table_step_time(profile(attention=apart), Host())
-    both = made.step_s(4, 4 * 1024, [(0, 256)])
+    timed = table_step_time(profile(attention=apart), Host())
+    both = timed.step_s(4, 4 * 1024, [(0, 256)])
     linear_us = 2 * LAYERS * (100 + 260) + 505
     added_us = linear_us + LAYERS * (attention_us(256, 0, 0, 0) + attention_us(0, 0, 4, 1024))
     assert both == pytest.approx(added_us * 1e-6)
@@ -137,9 +137,9 @@ def test_table_without_chunks_after_context_costs_their_pairs():
     fresh = whole.rows((whole["kv_prefill"] == 0) & (whole["n_decode"] == 0))
     decode = whole.rows(whole["prefill_chunk"] == 0)
     rows = ProfileTable({k: np.concatenate([v, decode[k]]) for k, v in fresh.columns.items()})
-    made = table_step_time(profile(attention=rows), Host())
-    assert made.step_s(0, 0, [(1024, 256)]) > made.step_s(0, 0, [(0, 256)])
-    a, b, c = (made.step_s(0, 0, [(k, 256)]) for k in (0, 1024, 2048))
+    timed = table_step_time(profile(attention=rows), Host())
+    assert timed.step_s(0, 0, [(1024, 256)]) > timed.step_s(0, 0, [(0, 256)])
+    a, b, c = (timed.step_s(0, 0, [(k, 256)]) for k in (0, 1024, 2048))
     assert c - b == pytest.approx(b - a)
 
 
@@ -160,22 +160,22 @@ def test_table_step_time_names_a_missing_table():
 
 
 def test_table_step_time_wants_lengths_where_multiprocessors_are_known():
-    unknown = table_step_time(profile(), Host())
-    known = table_step_time(dataclasses.replace(profile(), multiprocessors=108), Host())
-    assert not unknown.wants_lengths
-    assert known.wants_lengths
-    assert known.resident == 2 * 108 / 8
+    uncounted = table_step_time(profile(), Host())
+    counted = table_step_time(dataclasses.replace(profile(), multiprocessors=108), Host())
+    assert not uncounted.wants_lengths
+    assert counted.wants_lengths
+    assert counted.resident == 2 * 108 / 8
     begins = [-6000, *[-(26_000 // 31)] * 31]
-    tail_s = known.tail_s(begins, sum(begins))
-    equal_s = known.step_s(32, 32_000, ())
-    assert equal_s == pytest.approx(unknown.step_s(32, 32_000, ()))
-    assert known.step_s(32, 32_000, (), tail_s) > 1.05 * equal_s
+    tail_s = counted.tail_s(begins, sum(begins))
+    equal_s = counted.step_s(32, 32_000, ())
+    assert equal_s == pytest.approx(uncounted.step_s(32, 32_000, ()))
+    assert counted.step_s(32, 32_000, (), tail_s) > 1.05 * equal_s
 
 
 @given(st.integers(1, 300), st.integers(0, 2_000_000), st.sampled_from([None, 108]))
 def test_table_decode_steps_lie_on_lines(n, kv, multiprocessors):
-    made = dataclasses.replace(profile(), multiprocessors=multiprocessors)
-    timed = table_step_time(made, Host())
+    counted = dataclasses.replace(profile(), multiprocessors=multiprocessors)
+    timed = table_step_time(counted, Host())
     base_s, token_s, begin, end, unsplit = timed.decode_line(n, kv)
     assert begin <= kv < end
     assert base_s + token_s * kv == pytest.approx(timed.step_s(n, kv, ()), rel=1e-9)

@@ -54,15 +54,15 @@ def fitted(steps):
 def test_whole_steps_recover_a_sum():
     model = profiled_step_time(fitted(drawn(600))).model
     for step in drawn(50, seed=1):
-        said = model.step_s(step.decode_seqs, step.decode_kv_tokens, step.chunks)
-        assert said == pytest.approx(step.duration_s, rel=1e-3)
+        predicted_s = model.step_s(step.decode_seqs, step.decode_kv_tokens, step.chunks)
+        assert predicted_s == pytest.approx(step.duration_s, rel=1e-3)
 
 
 def test_whole_steps_with_noise_keep_the_mean():
     steps = drawn(3000, noise=0.4)
     model = profiled_step_time(fitted(steps)).model
-    said = sum(model.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in steps)
-    assert said == pytest.approx(sum(s.duration_s for s in steps), rel=0.03)
+    predicted_s = sum(model.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in steps)
+    assert predicted_s == pytest.approx(sum(s.duration_s for s in steps), rel=0.03)
 
 
 def test_whole_steps_leave_stalls_out():
@@ -85,8 +85,8 @@ def test_whole_steps_profile_survives_its_file(tmp_path):
     again = read_profile(write_profile(profile, tmp_path / "server.toml"))
     assert (again.best, again.gpu, again.model) == ("sums", "cpu", "tiny")
     assert len(again.tables["steps"]) == 100
-    one, other = (profiled_step_time(p).model for p in (profile, again))
-    assert one.step_s(7, 900, [(5, 40)]) == pytest.approx(other.step_s(7, 900, [(5, 40)]))
+    original, reread = (profiled_step_time(p).model for p in (profile, again))
+    assert original.step_s(7, 900, [(5, 40)]) == pytest.approx(reread.step_s(7, 900, [(5, 40)]))
 
 
 def test_whole_steps_of_too_few_steps_are_refused():
@@ -98,11 +98,11 @@ def test_whole_steps_of_too_few_steps_are_refused():
 def test_whole_steps_equal_chunks_keep_tokens_and_pairs(chunks):
     from slo_bench.predictors.profiles.whole_steps import _table
 
-    seen = observed(_table([LoggedStep(3, 60, chunks, 0.01)]))
+    observations = observed(_table([LoggedStep(3, 60, chunks, 0.01)]))
     tokens = sum(chunk for _, chunk in chunks)
-    assert seen.tokens[0] == pytest.approx(3 + tokens)
-    assert seen.pairs[0] == pytest.approx(sum(c * (b + c / 2) for b, c in chunks))
-    assert seen.context_tokens[0] >= 0
+    assert observations.tokens[0] == pytest.approx(3 + tokens)
+    assert observations.pairs[0] == pytest.approx(sum(c * (b + c / 2) for b, c in chunks))
+    assert observations.context_tokens[0] >= 0
 
 
 @given(

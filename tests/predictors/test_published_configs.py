@@ -267,9 +267,9 @@ def read(folder, fields):
 
 @pytest.mark.parametrize("name", FILES)
 def test_published_config_equals_the_catalogue_entry(tmp_path, name):
-    known = model(name)
-    found = read(tmp_path / "model", FILES[name])
-    assert replace(found, name=name, origin=known.origin) == known
+    catalogued = model(name)
+    from_config = read(tmp_path / "model", FILES[name])
+    assert replace(from_config, name=name, origin=catalogued.origin) == catalogued
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -332,8 +332,8 @@ def test_a_sparse_decode_hardly_grows_with_length():
     place = placed(PlacementSpec("deepseek-v3.2", "h200-141g", 8, weight_dtype="fp8"))
     dense = placed(PlacementSpec("deepseek-v3", "h200-141g", 8, weight_dtype="fp8"))
 
-    def grows(one):
-        step_s = one.step_time.model.step_s
+    def grows(deployed):
+        step_s = deployed.step_time.model.step_s
         return step_s(32, 32 * 65_536, ()) - step_s(32, 32 * 8_192, ())
 
     read = 61 * 32 * (65_536 - 8_192) * 140
@@ -350,9 +350,9 @@ def test_sparse_prefill_takes_the_measured_layer():
         mixed = operator_step_time(place).model.tables[3]
         return mixed.seconds[list(mixed.chunk_tokens).index(tokens), 0, 0, 0]
 
-    known = kernels(gpu("h200-141g"))
+    kernel_times = kernels(gpu("h200-141g"))
     heads = operators(Placement(spec, gpu("h200-141g"), tp=8)).attention
-    tokens, layer_s = known.sparse_context(heads, "bf16")
+    tokens, layer_s = kernel_times.sparse_context(heads, "bf16")
     at_8192 = 78 * layer_s[list(tokens).index(8192)]
     assert 0.7 * at_8192 < of_attention(8, 8192) < at_8192  # the rest: its projections
     assert of_attention(8, 8192) < of_attention(8, 8192, kv_dtype="fp8")  # which is widened first
@@ -363,12 +363,14 @@ def test_sparse_prefill_takes_the_measured_layer():
 
 def test_sparse_heads_are_padded_on_hopper_without_a_measured_layer():
     """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
-    known = kernels(gpu("h200-141g"))
-    names = {name for name in known._tables if not name.startswith("sparse_context/")}
-    bare = Kernels(known.gpu, known.source, {name: known._tables[name] for name in names})
+    kernel_times = kernels(gpu("h200-141g"))
+    names = {name for name in kernel_times._tables if not name.startswith("sparse_context/")}
+    bare = Kernels(
+        kernel_times.gpu, kernel_times.source, {name: kernel_times._tables[name] for name in names}
+    )
     of_gpu = {tp: operators(Placement(model("glm-5"), gpu("h200-141g"), tp=tp)) for tp in (1, 4, 8)}
     assert bare.sparse_context(of_gpu[8].attention, "bf16") is None
-    peak = known.gpu.flops_16bit
+    peak = kernel_times.gpu.flops_16bit
     a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * peak)
     for listed in of_gpu.values():
         assert bare.chosen_s(listed.attention, listed.indexer) == pytest.approx(a_query)
@@ -406,9 +408,9 @@ def test_published_config_not_modelled_is_refused_by_name(tmp_path, fields, comp
 
 
 def test_a_llama_4_without_experts_is_dense(tmp_path):
-    found = read(tmp_path / "model", SCOUT | {"text_config": SCOUT_TEXT | {"moe_layers": []}})
-    assert found.experts is None
-    assert found.intermediate == 16384
+    llama = read(tmp_path / "model", SCOUT | {"text_config": SCOUT_TEXT | {"moe_layers": []}})
+    assert llama.experts is None
+    assert llama.intermediate == 16384
 
 
 def test_sparse_indexer_keys_have_a_scale_for_128_elements():

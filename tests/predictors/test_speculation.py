@@ -83,9 +83,9 @@ def test_simulated_speculation_needs_the_acceptance():
 )
 def test_speculative_args_of_vllm(text, config):
     (option,) = speculative_args(parse_speculation(text))
-    name, _, told = option.partition("=")
+    name, _, argument = option.partition("=")
     assert name == "--speculative-config"
-    assert json.loads(told) == {**config, "num_speculative_tokens": 4}
+    assert json.loads(argument) == {**config, "num_speculative_tokens": 4}
 
 
 def test_eagle_on_a_server_needs_its_head():
@@ -103,8 +103,8 @@ def test_speculation_with_sglang_is_refused():
 
 def test_draft_model_path_is_relative_to_the_experiment_file(tmp_path):
     (tmp_path / "runs" / "a").mkdir(parents=True)
-    asked = ExperimentSchema(speculation=["none", "ngram:4@runs/a<8"]).anchored(tmp_path)
-    assert asked.speculation == ("none", f"ngram:4@{tmp_path}/runs/a<8")
+    schema = ExperimentSchema(speculation=["none", "ngram:4@runs/a<8"]).anchored(tmp_path)
+    assert schema.speculation == ("none", f"ngram:4@{tmp_path}/runs/a<8")
 
 
 def test_unknown_draft_model_is_refused():
@@ -132,7 +132,7 @@ def test_speculation_is_off_above_the_given_load():
 def test_draft_model_costs_time_and_memory():
     free, eagle = on_h100("ngram:3@0.7"), on_h100("eagle:3@0.7")
     draft = on_h100("qwen3-0.6b:3@0.7")
-    times = [one.step_time.model.step_s(8, 8000, []) for one in (free, eagle, draft)]
+    times = [deployed.step_time.model.step_s(8, 8000, []) for deployed in (free, eagle, draft)]
     assert times[0] < times[1] < times[2]
     held = model("qwen3-0.6b").weight_bytes() // 2
     assert draft.placement.beside_bytes == held
@@ -150,8 +150,10 @@ def test_single_request_is_faster_by_the_tokens_of_a_step():
     workload = Workload(np.zeros(1), np.array([500]), np.array([401]))
     tpot_s = []
     for speculation in (None, "ngram:4@0.6"):
-        one = on_h100(speculation)
-        records = simulate(workload, system("vllm"), one.placement, one.step_time.model).records
+        deployed = on_h100(speculation)
+        records = simulate(
+            workload, system("vllm"), deployed.placement, deployed.step_time.model
+        ).records
         tpot_s.append(float((records.finish_s - records.first_token_s)[0]) / 400)
     verified = on_h100("ngram:4@0").step_time.model.step_s(1, 700, [])
     gain = parse_speculation("ngram:4@0.6").tokens_per_step

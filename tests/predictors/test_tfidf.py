@@ -33,10 +33,10 @@ def test_tfidf_learns_from_token_pairs():
     ids, true = telling(rng, 300)
     words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
     new, expected = telling(rng, 100)
-    told = words.probabilities(encoded(new))
-    assert (told.argmax(axis=1) == expected).all()
-    assert told.sum(axis=1) == pytest.approx(1)
-    assert (told[:, [0, 2]] < 1e-4).all()  # no answer was ever so long
+    predicted = words.probabilities(encoded(new))
+    assert (predicted.argmax(axis=1) == expected).all()
+    assert predicted.sum(axis=1) == pytest.approx(1)
+    assert (predicted[:, [0, 2]] < 1e-4).all()  # no answer was ever so long
 
 
 def test_tfidf_equals_scikit_learn():
@@ -62,8 +62,8 @@ def test_tfidf_reads_a_text_of_several_models_once():
     who = np.array([[0.0], [1.0]])
     twice = Encoded(ids, None, np.repeat(np.arange(100), 2), np.tile(who, (100, 1)).astype("f4"))
     words = TfIdfClassifier.fit(twice, np.repeat(true, 2) - np.tile([0, 1], 100), len(EDGES))
-    told = words.probabilities(twice).argmax(axis=1)
-    assert (told == np.repeat(true, 2) - np.tile([0, 1], 100)).mean() > 0.95
+    predicted = words.probabilities(twice).argmax(axis=1)
+    assert (predicted == np.repeat(true, 2) - np.tile([0, 1], 100)).mean() > 0.95
 
 
 def test_tfidf_ignores_unseen_tokens():

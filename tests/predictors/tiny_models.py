@@ -16,9 +16,9 @@ def answered(count, seed=0, model="a", corpus="tiny", telling=None):
     telling = telling or TELLING
     rng = np.random.default_rng(seed)
     rows = []
-    for at in range(count):
+    for number in range(count):
         verb = list(telling)[rng.integers(len(telling))]
-        words = [verb, *rng.choice(TOPICS, 2), "please", str(at)]
+        words = [verb, *rng.choice(TOPICS, 2), "please", str(number)]
         tokens = max(1, int(telling[verb] * rng.uniform(0.9, 1.1)))
         rows.append(LabelledPrompt(" ".join(words), len(words), tokens, model, corpus))
     return rows
@@ -45,7 +45,7 @@ def make_tokenizer(folder, *, pairs):
 
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
     tokenizer = Tokenizer(
-        models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]")
+        models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if pairs:

@@ -194,7 +194,7 @@ class PlainInstance:
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         while True:
-            self._arrive(known=self.now_s < horizon_s and not (stop_on_release and self.outbox))
+            self._arrive(all_here=self.now_s < horizon_s and not (stop_on_release and self.outbox))
             if not self.policy.may_start_at_timeout:
                 self._dismiss()
             if stop_on_release and self.outbox:
@@ -217,15 +217,15 @@ class PlainInstance:
 
     # ---------------------------------------------------------------- queue
 
-    def _arrive(self, *, known: bool) -> None:
-        """`known`: is everybody here who has come by now?"""
+    def _arrive(self, *, all_here: bool) -> None:
+        """`all_here`: is everybody here who has come by now?"""
         if not self.limits.async_scheduling:
             self._take_in(self.now_s)
             return
         self._take_in(self.began_s)
         if self.idle:
             self._let_go()
-            if known:
+            if all_here:
                 self._take_in(self.now_s)
 
     def _take_in(self, seen_s: float) -> None:

@@ -39,14 +39,14 @@ def runs(tmp_path_factory):
 def action(tmp_path):
     programs = tmp_path / "programs"
     programs.mkdir()
-    own = (
+    launcher = (
         f'#!/bin/sh\nexec {sys.executable} -c "from slo_bench.cli.main import main; main()" "$@"\n'
     )
-    for name, text in (("gh", GH), ("slo-bench", own)):
+    for name, text in (("gh", GH), ("slo-bench", launcher)):
         (programs / name).write_text(text)
         (programs / name).chmod(stat.S_IRWXU)
 
-    def call(**asked):
+    def call(**settings):
         calls = tmp_path / "calls"
         environ = {
             **os.environ,
@@ -54,10 +54,10 @@ def action(tmp_path):
             **{"GITHUB_REPOSITORY": "me/mine", "EARLIER": "", "REFUSED": "0"},
             "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
             "GITHUB_OUTPUT": str(tmp_path / "output"),
-            **{name.upper(): str(value) for name, value in asked.items()},
+            **{name.upper(): str(value) for name, value in settings.items()},
         }
         done = subprocess.run([SCRIPT], env=environ, capture_output=True, text=True, check=False)
-        said = {
+        outputs = {
             name: path.read_text() if path.is_file() else ""
             for name, path in (
                 ("calls", calls),
@@ -66,44 +66,44 @@ def action(tmp_path):
                 ("output", tmp_path / "output"),
             )
         }
-        return done, said
+        return done, outputs
 
     return call
 
 
 def test_action_passes_and_comments_for_equal_runs(action, runs):
-    done, said = action(baseline=runs / "base", pull_request=7)
+    done, outputs = action(baseline=runs / "base", pull_request=7)
     assert done.returncode == 0, done.stderr
-    assert "verdict=passed" in said["output"]
-    assert said["body"].startswith("<!-- slo-bench gate -->\n### slo-bench gate")
-    assert "✅ Passed" in said["summary"]
-    table = [line for line in said["body"].splitlines() if line.startswith("| ")]
+    assert "verdict=passed" in outputs["output"]
+    assert outputs["body"].startswith("<!-- slo-bench gate -->\n### slo-bench gate")
+    assert "✅ Passed" in outputs["summary"]
+    table = [line for line in outputs["body"].splitlines() if line.startswith("| ")]
     assert len(table) > 3
     assert all("not distinguishable" in line for line in table[1:])
-    assert "api repos/me/mine/issues/7/comments --field body=@" in said["calls"]
+    assert "api repos/me/mine/issues/7/comments --field body=@" in outputs["calls"]
 
 
 def test_action_fails_and_updates_the_comment_for_a_regression(action, runs):
-    asked = {"baseline": runs / "base", "candidate": runs / "slow", "metric": "tpot_p50"}
-    done, said = action(**asked, pull_request=7, earlier=99)
+    settings = {"baseline": runs / "base", "candidate": runs / "slow", "metric": "tpot_p50"}
+    done, outputs = action(**settings, pull_request=7, earlier=99)
     assert done.returncode == 1
-    assert "verdict=failed" in said["output"]
-    assert "--method PATCH repos/me/mine/issues/comments/99" in said["calls"]
-    assert re.search(r"tpot\\_p50 \|.*\[?.* \| \*\*worse, beyond 5 %\*\* \|", said["body"])
-    done, said = action(**asked, max_regression="90%", comment="false")
+    assert "verdict=failed" in outputs["output"]
+    assert "--method PATCH repos/me/mine/issues/comments/99" in outputs["calls"]
+    assert re.search(r"tpot\\_p50 \|.*\[?.* \| \*\*worse, beyond 5 %\*\* \|", outputs["body"])
+    done, outputs = action(**settings, max_regression="90%", comment="false")
     assert done.returncode == 0
 
 
 def test_action_reports_runs_that_are_not_comparable(action, runs):
-    done, said = action(baseline=runs / "base", candidate=runs / "other", pull_request=7)
+    done, outputs = action(baseline=runs / "base", candidate=runs / "other", pull_request=7)
     assert done.returncode == 2
-    assert "verdict=not comparable" in said["output"]
-    assert "Not comparable" in said["body"]
+    assert "verdict=not comparable" in outputs["output"]
+    assert "Not comparable" in outputs["body"]
 
 
 def test_action_passes_with_a_warning_if_it_may_not_comment(action, runs):
-    asked = {"baseline": runs / "base", "candidate": runs / "base", "pull_request": 7}
-    done, _ = action(**asked, refused=1)
+    settings = {"baseline": runs / "base", "candidate": runs / "base", "pull_request": 7}
+    done, _ = action(**settings, refused=1)
     assert done.returncode == 0
     assert "::warning::slo-bench: no comment" in done.stdout
 
@@ -114,10 +114,10 @@ def test_action_escapes_names_in_its_comment():
 
 def test_the_action_gives_every_setting_to_the_script():
     text = (ROOT / "action.yml").read_text("utf-8")
-    given = set(re.findall(r"^        ([A-Z_]+): \$\{\{", text, re.MULTILINE))
+    passed_names = set(re.findall(r"^        ([A-Z_]+): \$\{\{", text, re.MULTILINE))
     read = set(re.findall(r"\$\{([A-Z_]+):", SCRIPT.read_text("utf-8")))
     ours = {name for name in read if not name.startswith("GITHUB_")}
-    assert ours <= given
+    assert ours <= passed_names
     inputs = re.search(r"^inputs:\n(.*?)^outputs:", text, re.MULTILINE | re.DOTALL)[1]
     names = set(re.findall(r"^  ([a-z-]+):$", inputs, re.MULTILINE))
     assert names == set(re.findall(r"inputs\.([a-z-]+)", text))

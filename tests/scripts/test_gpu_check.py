@@ -51,7 +51,7 @@ def test_gpu_check_prints_the_outcome_of_each_check(tmp_path, monkeypatch, capsy
     ]
     monkeypatch.setattr(gpu_check, "CHECKS", checks)
     monkeypatch.setattr(gpu_check, "REQUIREMENTS", {"never": (lambda: False, "a wonder")})
-    monkeypatch.setattr(gpu_check, "make_models", lambda folder, given: folder)
+    monkeypatch.setattr(gpu_check, "make_models", lambda folder, small_model: folder)
     assert gpu_check.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [

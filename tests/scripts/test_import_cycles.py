@@ -38,9 +38,9 @@ def checked(tmp_path, import_cycles):
 
 
 def test_clean_package_has_no_findings(checked, tmp_path, import_cycles, capsys):
-    found = checked()
-    assert not found.is_wrong
-    assert not found.module_circles
+    findings = checked()
+    assert not findings.is_wrong
+    assert not findings.module_circles
     assert import_cycles.main(["--root", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "circles between modules: 0",
@@ -62,10 +62,10 @@ def test_clean_package_has_no_findings(checked, tmp_path, import_cycles, capsys)
 def test_hidden_upward_import_makes_a_folder_circle(
     checked, tmp_path, import_cycles, capsys, hidden
 ):
-    found = checked(**{"inner/low/c.py": hidden})
-    assert found.folder_circles == [("toy.inner.low", "toy.inner.middle")]
-    assert found.module_circles == [("toy.inner.low.c", "toy.inner.middle.b")]
-    assert [(i.importer, i.imported) for i in found.upward] == [
+    findings = checked(**{"inner/low/c.py": hidden})
+    assert findings.folder_circles == [("toy.inner.low", "toy.inner.middle")]
+    assert findings.module_circles == [("toy.inner.low.c", "toy.inner.middle.b")]
+    assert [(i.importer, i.imported) for i in findings.upward] == [
         ("toy.inner.low.c", "toy.inner.middle.b")
     ]
     assert import_cycles.main(["--root", str(tmp_path), "--folders-only"]) == 1
@@ -75,14 +75,14 @@ def test_hidden_upward_import_makes_a_folder_circle(
 
 
 def test_circle_in_one_folder_is_no_error(checked):
-    found = checked(**{"inner/low/d.py": "from .c import x\n"})
-    assert found.module_circles == [("toy.inner.low.c", "toy.inner.low.d")]
-    assert not found.is_wrong
+    findings = checked(**{"inner/low/d.py": "from .c import x\n"})
+    assert findings.module_circles == [("toy.inner.low.c", "toy.inner.low.d")]
+    assert not findings.is_wrong
 
 
 def test_folder_below_may_not_import_the_facade(checked):
-    found = checked(**{"inner/low/d.py": "from ... import a\n"})
-    assert [i.imported for i in found.upward] == ["toy"]
+    findings = checked(**{"inner/low/d.py": "from ... import a\n"})
+    assert [i.imported for i in findings.upward] == ["toy"]
 
 
 def test_module_outside_all_folders_is_named(checked):

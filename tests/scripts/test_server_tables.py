@@ -16,16 +16,16 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "server_tables.py"
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location("server_tables", SCRIPT)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_server_page_equals_the_one_written_from_kept_results(script):
     kept = json.loads(script.KEPT.read_text()) if script.KEPT.is_file() else {}
     text = script.PAGE.read_text()
     assert script.written(text, kept) == text
-    assert {found[2] for found in script._BLOCK.finditer(text)} == set(script.EXPERIMENTS)
+    assert {match[2] for match in script._BLOCK.finditer(text)} == set(script.EXPERIMENTS)
 
 
 def test_server_tables_by_hand(script, tmp_path):

@@ -47,7 +47,7 @@ def test_agent_steps_wait_for_sub_agents_and_contexts_grow():
         assert r.prefix_blocks[: len(before.prefix_blocks)] == before.prefix_blocks
         assert len(before.prefix_blocks) == before.prompt_tokens // 16
         assert r.think_s == (0 if r.joins else 3)
-        assert all(workload[one].class_name == "subagent" for one in r.joins)
+        assert all(workload[row].class_name == "subagent" for row in r.joins)
 
 
 def test_agents_arrive_at_the_request_rate():
@@ -157,9 +157,9 @@ def test_weka_trace_is_read(tmp_path, indent, absolute):
     path = tmp_path / "task.json"
     path.write_text("\n".join([json.dumps(task, indent=indent)] * 2))
     assert task_format(path) == "weka"
-    found = read_tasks(path)
-    assert (len(found.tasks), found.block_size) == (2, 64)
-    steps = found.tasks[0]
+    trace = read_tasks(path)
+    assert (len(trace.tasks), trace.block_size) == (2, 64)
+    steps = trace.tasks[0]
     assert [(s.prompt_tokens, s.waits_for, s.delay_s, s.kind) for s in steps] == [
         (128, (), 0.0, 0),
         (64, (0,), 1.5, 1),
@@ -171,7 +171,7 @@ def test_weka_trace_is_read(tmp_path, indent, absolute):
     assert steps[4].blocks == [1, 2, 3]  # the last is not full
     workload = load_source(path).make(rate_rps=1, requests=12)
     assert workload.joins is not None
-    first, second = (of.prefix_blocks[0] for of in workload if of.follows is None)
+    first, second = (request.prefix_blocks[0] for request in workload if request.follows is None)
     assert first != second  # numbers of one file of a task
 
 
@@ -206,11 +206,11 @@ def test_opentelemetry_spans_of_agents_are_read(tmp_path):
         span("b", "main", 10, 12, "chat", (160, 20)),
     ]
     path = tmp_path / "spans.jsonl"
-    path.write_text("\n".join(json.dumps(otlp([one])) for one in spans))
+    path.write_text("\n".join(json.dumps(otlp([entry])) for entry in spans))
     assert task_format(path) == "otel"
     (steps,) = read_tasks(path).tasks
-    found = [(s.prompt_tokens, s.waits_for, round(s.delay_s, 6), s.kind) for s in steps]
-    assert found == [
+    rows = [(s.prompt_tokens, s.waits_for, round(s.delay_s, 6), s.kind) for s in steps]
+    assert rows == [
         (100, (), 0.0, 0),
         (50, (0,), 1.0, 1),
         (90, (1,), 1.0, 1),
@@ -225,13 +225,13 @@ def test_opentelemetry_spans_of_a_server_keep_their_times(tmp_path):
     """As vLLM writes them with --otlp-traces-endpoint: a trace a request, no operation."""
     spans = []
     for number, (start_s, prompt, output) in enumerate([(3, 40, 9), (1, 20, 5), (9, 60, 2)]):
-        one = span(f"s{number}", "", start_s, start_s + 1, "", (prompt, output))
-        one["traceId"] = f"t{number}"
-        one["attributes"] = [
+        entry = span(f"s{number}", "", start_s, start_s + 1, "", (prompt, output))
+        entry["traceId"] = f"t{number}"
+        entry["attributes"] = [
             {"key": f"gen_ai.usage.{name}", "value": {"intValue": str(tokens)}}
             for name, tokens in (("prompt_tokens", prompt), ("completion_tokens", output))
         ]
-        spans.append(one)
+        spans.append(entry)
     path = tmp_path / "server.json"
     path.write_text(json.dumps(otlp(spans)))
     source = load_source(path)

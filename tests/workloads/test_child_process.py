@@ -46,48 +46,48 @@ def child(tmp_path, monkeypatch):
 
 
 def test_child_process_echoes_messages(child):
-    with child(ECHO) as one:
+    with child(ECHO) as worker:
         for message in ({"a": [1, "é"]}, 2.5):
-            one.send(message)
-            assert one.receive() == {"echo": message}
-    assert one.process.poll() is not None
+            worker.send(message)
+            assert worker.receive() == {"echo": message}
+    assert worker.process.poll() is not None
 
 
 def test_child_process_listener_is_told_the_end(child):
     heard = queue.SimpleQueue()
-    with child(ECHO) as one:
-        one.listen(heard.put)
-        one.send(1)
+    with child(ECHO) as worker:
+        worker.listen(heard.put)
+        worker.send(1)
         assert heard.get(timeout=PATIENCE_S) == {"echo": 1}
     assert heard.get(timeout=PATIENCE_S) is None
 
 
 def test_send_to_a_stopped_child_does_nothing(child):
     """A listener may still answer a message when another thread stops the child."""
-    one = child(ECHO)
-    one.stop(PATIENCE_S)
-    one.send("too late")
-    assert one.process.returncode == 0
+    worker = child(ECHO)
+    worker.stop(PATIENCE_S)
+    worker.send("too late")
+    assert worker.process.returncode == 0
 
 
 def test_unfinished_message_of_a_child_is_dropped(child):
-    with child(HALF) as one:
-        assert one.receive() is None
-        assert "was killed (signal 9)" in exit_reason(one.process, "it")
+    with child(HALF) as worker:
+        assert worker.receive() is None
+        assert "was killed (signal 9)" in exit_reason(worker.process, "it")
 
 
 def test_stop_with_grace_lets_the_child_end_by_itself(child):
-    one = child(ECHO)
-    one.stop(PATIENCE_S)
-    assert one.process.returncode == 0
+    worker = child(ECHO)
+    worker.stop(PATIENCE_S)
+    assert worker.process.returncode == 0
 
 
 def test_child_process_exits_without_its_parent(child):
-    one = child(LEAVES)
-    assert one.receive() == "ready"
+    worker = child(LEAVES)
+    assert worker.receive() == "ready"
     begin_s = time.monotonic()
-    one.stop(PATIENCE_S)
-    assert one.process.returncode == 1
+    worker.stop(PATIENCE_S)
+    assert worker.process.returncode == 1
     assert time.monotonic() - begin_s < PATIENCE_S
 
 
@@ -95,6 +95,6 @@ def test_child_process_imports_from_the_parents_path(child):
     assert subprocess.run(
         [sys.executable, "-P", "-c", "import the_child"], capture_output=True, check=False
     ).returncode
-    with child(ECHO) as one:
-        one.send(0)
-        assert one.receive() == {"echo": 0}
+    with child(ECHO) as worker:
+        worker.send(0)
+        assert worker.receive() == {"echo": 0}

@@ -220,13 +220,16 @@ def modules_of_the_package() -> dict[str, Module]:
 def test_modules_of_an_extra_are_imported_behind_its_guard_alone():
     modules = modules_of_the_package()
     needs = {
-        name: {one for one in module.top if one in BROUGHT_BY} for name, module in modules.items()
+        name: {package for package in module.top if package in BROUGHT_BY}
+        for name, module in modules.items()
     }
     grown = True
     while grown:  # what a module needs at its top, through others too
         before = sum(map(len, needs.values()))
         for name, module in modules.items():
-            needs[name] |= {one for imported in module.top for one in needs.get(imported, ())}
+            needs[name] |= {
+                package for imported in module.top for package in needs.get(imported, ())
+            }
         grown = sum(map(len, needs.values())) > before
     wrong = []
     for name, module in modules.items():

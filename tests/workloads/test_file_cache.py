@@ -45,8 +45,8 @@ def test_new_content_of_equal_size_and_times_is_read(read, tmp_path):
 def test_two_contents_within_one_clock_tick_are_both_read(read, tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_text("one")
-    at = path.stat()
-    monkeypatch.setattr(type(path), "stat", lambda self, **_: at)
+    status = path.stat()
+    monkeypatch.setattr(type(path), "stat", lambda self, **_: status)
     assert read(path) == "one"
     path.write_text("two")
     assert read(path) == "two"
@@ -114,13 +114,13 @@ def test_functools_caches_hold_no_user_file():
     """`functools` caches by name alone; a file under such a name may change."""
     root = Path(slo_bench.__file__).parent
     folders = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
-    found = {
+    cached_files = {
         str(path.relative_to(root))
         for folder in folders
         for path in (root / folder).rglob("*.py")
         if re.search(r"@(functools\.)?(lru_)?cache\b", path.read_text())
     }
-    assert found == {
+    assert cached_files == {
         "harness/experiments/config/setting.py",  # the schema
         "harness/load_generator/http/event_shapes.py",  # the heads of chunks by their length
         "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below

@@ -17,43 +17,43 @@ MIX = (
 
 
 def test_embed_source_makes_embedding_requests():
-    made = load_source("embed(texts=uniform(16,128),tokens=7,priority=1)").make(
+    workload = load_source("embed(texts=uniform(16,128),tokens=7,priority=1)").make(
         rate_rps=2, requests=500, seed=1
     )
-    assert (made.request_type == RequestType.EMBED).all()
-    assert (made.priority == 1).all()
-    assert made.num_inputs.min() >= 16
-    assert made.num_inputs.max() <= 128
-    assert len(set(made.num_inputs.tolist())) > 50
-    np.testing.assert_array_equal(made.prompt_tokens, 7 * made.num_inputs)
-    np.testing.assert_array_equal(made.output_tokens, 1)
-    assert made[3].num_inputs == made.num_inputs[3]
+    assert (workload.request_type == RequestType.EMBED).all()
+    assert (workload.priority == 1).all()
+    assert workload.num_inputs.min() >= 16
+    assert workload.num_inputs.max() <= 128
+    assert len(set(workload.num_inputs.tolist())) > 50
+    np.testing.assert_array_equal(workload.prompt_tokens, 7 * workload.num_inputs)
+    np.testing.assert_array_equal(workload.output_tokens, 1)
+    assert workload[3].num_inputs == workload.num_inputs[3]
 
 
 def test_synthetic_source_has_lengths_and_priority():
-    made = load_source("synthetic(prompt=10,output=uniform(2,4),priority=-1)").make(
+    workload = load_source("synthetic(prompt=10,output=uniform(2,4),priority=-1)").make(
         rate_rps=2, requests=100
     )
-    assert (made.request_type == RequestType.GENERATE).all()
-    assert (made.priority == -1).all()
-    assert set(made.output_tokens.tolist()) == {2, 3, 4}
+    assert (workload.request_type == RequestType.GENERATE).all()
+    assert (workload.priority == -1).all()
+    assert set(workload.output_tokens.tolist()) == {2, 3, 4}
 
 
 def test_mix_of_synthetic_and_embed_sources():
-    made = load_source(MIX).make(rate_rps=2, requests=2000)
-    embeds = made.request_type == RequestType.EMBED
+    workload = load_source(MIX).make(rate_rps=2, requests=2000)
+    embeds = workload.request_type == RequestType.EMBED
     assert embeds.mean() == pytest.approx(0.25, abs=0.03)
-    assert (made.priority[~embeds] == 2).all()
-    assert (made.num_inputs[~embeds] == 1).all()
-    assert (made.prompt_tokens[embeds] % made.num_inputs[embeds] == 0).all()
+    assert (workload.priority[~embeds] == 2).all()
+    assert (workload.num_inputs[~embeds] == 1).all()
+    assert (workload.prompt_tokens[embeds] % workload.num_inputs[embeds] == 0).all()
 
 
 def test_mixed_requests_survive_csv(tmp_path):
-    made = load_source(MIX).make(rate_rps=2, requests=50)
-    write_csv(made, tmp_path / "mixed.csv")
+    workload = load_source(MIX).make(rate_rps=2, requests=50)
+    write_csv(workload, tmp_path / "mixed.csv")
     back = load_source(tmp_path / "mixed.csv").make()
     for column in ("request_type", "num_inputs", "priority", "prompt_tokens", "output_tokens"):
-        np.testing.assert_array_equal(getattr(back, column), getattr(made, column))
+        np.testing.assert_array_equal(getattr(back, column), getattr(workload, column))
 
 
 @pytest.mark.parametrize(

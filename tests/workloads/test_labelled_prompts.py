@@ -31,10 +31,10 @@ def test_labelled_json_lines_with_counts(tmp_path):
         {"prompt": "Hi", "prompt_tokens": 1, "output_tokens": 7, "model": "m"},
         {"prompt": "Ho", "output_tokens": 9},
     )
-    found = read_labelled_prompts(path)
-    assert found.rows[0] == LabelledPrompt("Hi", 1, 7, "m", "d")
-    assert found.rows[1].model == "d"  # the file's name, where nobody says who answered
-    assert found.labels == "output_tokens of the data"
+    labelled = read_labelled_prompts(path)
+    assert labelled.rows[0] == LabelledPrompt("Hi", 1, 7, "m", "d")
+    assert labelled.rows[1].model == "d"  # the file's name, where nobody says who answered
+    assert labelled.labels == "output_tokens of the data"
     assert read_labelled_prompts(path, model="n").rows[1].model == "n"
 
 
@@ -49,10 +49,10 @@ def test_labelled_alpaca_array(tmp_path):
             indent=1,
         )
     )
-    found = read_labelled_prompts(path, tokens=TokenCount(len, "letters"))
-    assert [(row.prompt, row.output_tokens) for row in found.rows] == [("Add\n1 2", 5)]
-    assert found.labels == "answers counted by letters"
-    assert found.notes == ("1 rows without an answer left out",)
+    labelled = read_labelled_prompts(path, tokens=TokenCount(len, "letters"))
+    assert [(row.prompt, row.output_tokens) for row in labelled.rows] == [("Add\n1 2", 5)]
+    assert labelled.labels == "answers counted by letters"
+    assert labelled.notes == ("1 rows without an answer left out",)
 
 
 def test_labelled_sharegpt(tmp_path):
@@ -69,8 +69,8 @@ def test_labelled_rows_of_several_models(tmp_path):
         "outputs": {"x": "aa", "y": "bb"},
         "output_tokens": {"x": 3, "y": 40},
     }
-    found = read_labelled_prompts(lines(tmp_path / "d.jsonl", row)).rows
-    assert [(r.model, r.output_tokens, r.answer) for r in found] == [
+    labelled = read_labelled_prompts(lines(tmp_path / "d.jsonl", row)).rows
+    assert [(r.model, r.output_tokens, r.answer) for r in labelled] == [
         ("x", 3, "aa"),
         ("y", 40, "bb"),
     ]
@@ -119,8 +119,11 @@ def test_columns_with_the_answer_are_refused_as_input(tmp_path, column):
 
 def test_answer_under_another_column_name_is_detected(tmp_path):
     rows = [
-        {"text": f"{at}: " + "so it goes " * 9 + str(at), "output": "so it goes " * 9 + str(at)}
-        for at in range(4)
+        {
+            "text": f"{number}: " + "so it goes " * 9 + str(number),
+            "output": "so it goes " * 9 + str(number),
+        }
+        for number in range(4)
     ]
     path = lines(tmp_path / "d.jsonl", *rows)
     with pytest.raises(SloBenchError, match="4 of 4 prompts contain their answer word for word"):
@@ -138,7 +141,7 @@ SHARES = {"train": 0.7, "held": 0.3}
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=40), st.integers(0, 9))
 def test_split_by_prompt_keeps_a_prompt_in_one_part(prompts, seed):
-    rows = [LabelledPrompt(prompt, 1, at + 1, "", "") for at, prompt in enumerate(prompts)]
+    rows = [LabelledPrompt(prompt, 1, number + 1, "", "") for number, prompt in enumerate(prompts)]
     parts = split_by_prompt(rows, SHARES, seed)
     assert sorted(r.output_tokens for part in parts.values() for r in part) == [
         row.output_tokens for row in rows
@@ -151,14 +154,14 @@ def test_split_by_prompt_keeps_a_prompt_in_one_part(prompts, seed):
 
 
 def test_split_by_prompt_keeps_the_shares():
-    rows = [LabelledPrompt(f"prompt {at}", 1, 1, "", "") for at in range(4000)]
+    rows = [LabelledPrompt(f"prompt {number}", 1, 1, "", "") for number in range(4000)]
     parts = split_by_prompt(rows, SHARES, 0)
     assert len(parts["train"]) == pytest.approx(2800, abs=120)
 
 
 def test_labelled_log_of_the_chat_api(tmp_path):
     path = tmp_path / "log.jsonl"
-    asked = {
+    request = {
         "model": "gpt-4o",
         "messages": [
             {"role": "system", "content": "Be brief."},
@@ -169,14 +172,14 @@ def test_labelled_log_of_the_chat_api(tmp_path):
         "choices": [{"message": {"role": "assistant", "content": "Because."}}],
         "usage": {"prompt_tokens": 12, "completion_tokens": 3},
     }
-    lines = [{**asked, **answered}, {"request": asked, "response": answered}]
+    lines = [{**request, **answered}, {"request": request, "response": answered}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    found = read_labelled_prompts(path)
-    assert len(found.rows) == 2
-    for row in found.rows:
+    labelled = read_labelled_prompts(path)
+    assert len(labelled.rows) == 2
+    for row in labelled.rows:
         assert (row.prompt, row.prompt_tokens, row.output_tokens) == ("Be brief.\nWhy?", 12, 3)
         assert (row.model, row.answer) == ("gpt-4o", "Because.")
-    assert not found.named_by_file
+    assert not labelled.named_by_file
 
 
 def test_labelled_conversation_that_ends_with_its_answer(tmp_path):
@@ -233,29 +236,29 @@ def log(path, *lines):
 
 
 def test_labelled_vllm_log(tmp_path):
-    found = read_labelled_prompts(
+    labelled = read_labelled_prompts(
         log(tmp_path / "server.log", *WITH_BODY, *STREAMED, *CUT_OFF, *OLDER)
     )
-    rows = [(r.prompt, r.prompt_tokens, r.output_tokens, r.model) for r in found.rows]
+    rows = [(r.prompt, r.prompt_tokens, r.output_tokens, r.model) for r in labelled.rows]
     assert rows == [
         ('Say "hi"\nit\'s', 3, 4, "tiny"),
         ("<|user|>Tell it's<|assistant|>", 2, 3, "server"),
         ("Why?", 2, 2, "server"),
     ]
-    assert found.rows[0].answer.endswith(r"finish_reason: length \ it's")
-    assert found.rows[1].answer == "Once"
-    assert found.labels == "output_tokens of the data"
-    assert found.named_by_file
-    assert found.notes[0] == "1 answers cut off by max_tokens left out"
-    assert "after the chat template" in found.notes[1]
+    assert labelled.rows[0].answer.endswith(r"finish_reason: length \ it's")
+    assert labelled.rows[1].answer == "Once"
+    assert labelled.labels == "output_tokens of the data"
+    assert labelled.named_by_file
+    assert labelled.notes[0] == "1 answers cut off by max_tokens left out"
+    assert "after the chat template" in labelled.notes[1]
 
 
 def test_labelled_vllm_log_without_ids_or_texts(tmp_path):
     counted = [line for line in STREAMED if "token_ids" not in line or "prompt" in line]
     (row,) = read_labelled_prompts(log(tmp_path / "a.log", *counted)).rows
     assert (row.output_tokens, row.answer) == (1, "Once")  # four characters a token
-    told = [counted[0], counted[-1].replace("'Once'", "'<streaming_complete: 12 tokens>'")]
-    (row,) = read_labelled_prompts(log(tmp_path / "b.log", *told)).rows
+    log_lines = [counted[0], counted[-1].replace("'Once'", "'<streaming_complete: 12 tokens>'")]
+    (row,) = read_labelled_prompts(log(tmp_path / "b.log", *log_lines)).rows
     assert (row.output_tokens, row.answer) == (12, None)
 
 
@@ -264,8 +267,8 @@ def test_labelled_vllm_log_without_prompts_or_answers_is_refused(tmp_path):
         read_labelled_prompts(log(tmp_path / "a.log", WITH_BODY[2]))
     with pytest.raises(FileFormatError, match=r"no answer to a prompt; .*--enable-log-outputs"):
         read_labelled_prompts(log(tmp_path / "a.log", *WITH_BODY[:3]))
-    found = read_labelled_prompts(log(tmp_path / "a.log", *STREAMED, WITH_BODY[2]))
-    assert found.notes[0] == "1 requests without prompt or answer left out"
+    labelled = read_labelled_prompts(log(tmp_path / "a.log", *STREAMED, WITH_BODY[2]))
+    assert labelled.notes[0] == "1 requests without prompt or answer left out"
     cut = WITH_BODY[0][:-20]  # by --max-log-len
     (row,) = read_labelled_prompts(log(tmp_path / "a.log", cut, *WITH_BODY[1:])).rows
     assert row.prompt.startswith("<|user|>")
@@ -283,9 +286,9 @@ def test_labelled_csv_and_nested_fields(tmp_path):
     assert (row.prompt, row.output_tokens, row.model) == ("Why?", 7, "m")
     nested = tmp_path / "b.jsonl"
     nested.write_text('{"in": {"text": "Why?"}, "stats": [{"n": 9}]}\n', encoding="utf-8")
-    found = read_labelled_prompts(nested, columns=["in.text"], length="stats.0.n")
-    assert found.rows[0].output_tokens == 9
-    assert found.named_by_file
+    labelled = read_labelled_prompts(nested, columns=["in.text"], length="stats.0.n")
+    assert labelled.rows[0].output_tokens == 9
+    assert labelled.named_by_file
     with pytest.raises(FileFormatError, match=r"lacks 'in\.txt'"):
         read_labelled_prompts(nested, columns=["in.txt"], length="stats.0.n")
     with pytest.raises(SloBenchError, match="holds the answer"):

@@ -87,10 +87,10 @@ def test_damaged_request_body_is_refused_with_its_line(tmp_path, row, problem):
     ],
 )
 def test_bodies_without_known_lengths_are_refused_in_simulation(tmp_path, row, problem):
-    def run(of, name):
-        path = data(tmp_path, of, name=name)
-        asked = Experiment(systems="vllm", workload=str(path), rates=1, requests=3, seeds=1)
-        return asked.run(tmp_path / f"run-{name}", jobs=1).rows()[0]
+    def run(request_row, name):
+        path = data(tmp_path, request_row, name=name)
+        experiment = Experiment(systems="vllm", workload=str(path), rates=1, requests=3, seeds=1)
+        return experiment.run(tmp_path / f"run-{name}", jobs=1).rows()[0]
 
     with pytest.raises(SloBenchError, match=problem):
         run(row, "refused.jsonl")

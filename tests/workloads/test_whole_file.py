@@ -24,12 +24,12 @@ def test_write_whole_follows_a_link_and_keeps_the_mode(tmp_path):
 def test_write_whole_writes_into_a_fifo(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    got = []
-    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    contents = []
+    reader = threading.Thread(target=lambda: contents.append(fifo.read_bytes()))
     reader.start()
     write_whole(fifo, [b"through"])
     reader.join()
-    assert got == [b"through"]
+    assert contents == [b"through"]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 

@@ -17,7 +17,7 @@ SYNTHETIC = "synthetic(prompt=lognormal(median=300,sigma=1,max=4000),output=geom
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "amounts",
     [
         {"requests": BLOCK_ROWS + 1},
         {"requests": 2 * BLOCK_ROWS},
@@ -27,10 +27,10 @@ SYNTHETIC = "synthetic(prompt=lognormal(median=300,sigma=1,max=4000),output=geom
 )
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma(cv=2)", "weibull(shape=0.7)", "ramp(1,3)"])
 @pytest.mark.parametrize("workload", ["azure-conv", "sharegpt", SYNTHETIC])
-def test_source_blocks_join_to_the_whole(workload, arrivals, asked):
+def test_source_blocks_join_to_the_whole(workload, arrivals, amounts):
     source = load_source(workload, arrivals=arrivals)
-    whole = source.make(rate_rps=6.45, seed=3, slo=SLO, **asked)
-    blocks = source.blocks(rate_rps=6.45, seed=3, slo=SLO, **asked)
+    whole = source.make(rate_rps=6.45, seed=3, slo=SLO, **amounts)
+    blocks = source.blocks(rate_rps=6.45, seed=3, slo=SLO, **amounts)
     assert blocks is not None
     assert (len(blocks), blocks.first_s, blocks.last_s) == (
         len(whole),

@@ -18,7 +18,7 @@ class Server:
         self.content = CONTENT
         self.cut_after = None
         self.ranges = True
-        self.asked = []
+        self.requested_ranges = []
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,12 +33,14 @@ class Server:
         self.thread.start()
 
     def answer(self, request):
-        asked = request.headers.get("Range")
-        self.asked.append(asked)
+        byte_range = request.headers.get("Range")
+        self.requested_ranges.append(byte_range)
         if request.path == "/404":
             request.send_error(404)
             return
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.ranges else 0
+        begin = (
+            int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range and self.ranges else 0
+        )
         size = len(self.content)
         if begin >= size:
             request.send_response(416)
@@ -72,16 +74,16 @@ def server():
 
 
 def test_fetch_downloads_once_and_keeps_the_file(server, tmp_path):
-    seen = []
-    first = fetch(server.original(), tmp_path, lambda done, total: seen.append((done, total)))
+    progress = []
+    first = fetch(server.original(), tmp_path, lambda done, total: progress.append((done, total)))
     assert first.path == tmp_path / "trace" / "trace.csv"
     assert first.path.read_bytes() == CONTENT
     assert (first.sha256, first.pinned, first.downloaded) == (DIGEST, True, True)
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
     second = fetch(server.original(), tmp_path)
     assert not second.downloaded
-    assert len(server.asked) == 1
+    assert len(server.requested_ranges) == 1
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -92,7 +94,7 @@ def test_fetch_continues_an_interrupted_download(server, tmp_path):
     assert not (tmp_path / "trace" / "trace.csv").exists()
     server.cut_after = None
     assert fetch(server.original(), tmp_path).path.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=2000000-"]
+    assert server.requested_ranges == [None, "bytes=2000000-"]
 
 
 def test_fetch_from_a_server_without_ranges_starts_over(server, tmp_path):
@@ -160,7 +162,7 @@ def test_fetch_into_an_unwritable_cache_is_an_error(server, tmp_path):
 
 
 def test_list_of_originals_is_complete_and_well_formed():
-    wanted = {
+    names = {
         "azure-2023-conv",
         "azure-2023-code",
         "azure-2024-conv",
@@ -172,7 +174,7 @@ def test_list_of_originals_is_complete_and_well_formed():
         "alpaca",
         "longbench",
     }
-    assert wanted <= set(originals())
+    assert names <= set(originals())
     for original in originals().values():
         assert original.url.startswith("https://")
         assert original.file_name

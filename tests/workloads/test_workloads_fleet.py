@@ -12,7 +12,7 @@ from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload
 
 
-def _asked(
+def _draw(
     models: str, rate_rps: float = 9.0, duration_s: float = 7200.0, seed: int = 3
 ) -> Workload:
     return load_source("arena", models=models).make(
@@ -26,9 +26,9 @@ def _times(workload: Workload, model: int) -> np.ndarray:
 
 def test_fleet_has_the_features_of_production_traces() -> None:
     """Prism, §3.1: long tail, idle gaps, bursts, swings."""
-    workload = _asked("fleet(llama-3.1-8b*18)", duration_s=4 * 3600)
-    asked = np.sort(np.bincount(workload.model_index, minlength=18))
-    assert 0.15 < asked[: int(0.6 * 18)].sum() / asked.sum() < 0.3
+    workload = _draw("fleet(llama-3.1-8b*18)", duration_s=4 * 3600)
+    requests_by_model = np.sort(np.bincount(workload.model_index, minlength=18))
+    assert 0.15 < requests_by_model[: int(0.6 * 18)].sum() / requests_by_model.sum() < 0.3
     cvs, gaps, swings = [], [], []
     for model in range(18):
         times = _times(workload, model)
@@ -43,20 +43,20 @@ def test_fleet_has_the_features_of_production_traces() -> None:
 
 
 def test_fleet_models_have_their_shares() -> None:
-    workload = _asked("fleet(a, b, c, exponent=1, idle_s=20, active_s=20)", duration_s=200_000)
+    workload = _draw("fleet(a, b, c, exponent=1, idle_s=20, active_s=20)", duration_s=200_000)
     shares = np.bincount(workload.model_index) / len(workload)
     np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.02)
     assert len(workload) == pytest.approx(9 * 200_000, rel=0.03)
 
 
 def test_fleet_without_spells_and_swings_is_poisson() -> None:
-    workload = _asked("fleet(a, b, idle_s=0, swing=1)", duration_s=20_000)
+    workload = _draw("fleet(a, b, idle_s=0, swing=1)", duration_s=20_000)
     counts = np.bincount((workload.arrival_s // 100).astype(int))
     assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.25)
 
 
 def test_fleet_spells_do_not_depend_on_the_rate() -> None:
-    slow, fast = (_asked("fleet(a, b)", rate) for rate in (5.0, 50.0))
+    slow, fast = (_draw("fleet(a, b)", rate) for rate in (5.0, 50.0))
     busy = set((_times(slow, 0) // 10).astype(int))
     busier = set((_times(fast, 0) // 10).astype(int))
     assert len(busy - busier) < 0.1 * len(busy)

@@ -23,10 +23,10 @@ def test_mix_names_a_member_after_its_source(tmp_path):
     path.write_text('{"prompt": "abcd", "output_tokens": 7}\n')
     workload = load_source(f"mix(alpaca:0.5, own={path}:0.5)").make(rate_rps=1, requests=200)
     assert workload.class_names == ("alpaca", "own")
-    own = workload.class_index == 1
-    assert set(workload.output_tokens[own]) == {7}
-    assert {workload.texts[row] for row in np.flatnonzero(own)} == {"abcd"}
-    assert {workload.texts[row] for row in np.flatnonzero(~own)} == {None}
+    from_file = workload.class_index == 1
+    assert set(workload.output_tokens[from_file]) == {7}
+    assert {workload.texts[row] for row in np.flatnonzero(from_file)} == {"abcd"}
+    assert {workload.texts[row] for row in np.flatnonzero(~from_file)} == {None}
 
 
 def test_adding_a_class_to_a_mix_keeps_the_lengths_of_others():

@@ -6,27 +6,27 @@ from slo_bench.workloads.models import parse_models
 from slo_bench.workloads.source import load_source
 
 
-def asked(models, requests=40_000, rate_rps=10.0, **settings):
+def draw(models, requests=40_000, rate_rps=10.0, **settings):
     source = load_source("alpaca", models=models, **settings)
     return source.make(rate_rps=rate_rps, requests=requests, seed=5)
 
 
 def test_zipf_models_have_their_popularity():
-    workload = asked("zipf(4, exponent=1)")
+    workload = draw("zipf(4, exponent=1)")
     shares = np.bincount(workload.model_index) / len(workload)
     np.testing.assert_allclose(shares, np.array([12, 6, 4, 3]) / 25, atol=0.01)
     assert workload.model_names == ("model-0", "model-1", "model-2", "model-3")
 
 
 def test_named_models_are_in_order_of_popularity():
-    workload = asked("zipf(llama-3-8b, opt-13b, exponent=0)")
+    workload = draw("zipf(llama-3-8b, opt-13b, exponent=0)")
     assert workload.model_names == ("llama-3-8b", "opt-13b")
     assert workload.model_index.mean() == pytest.approx(0.5, abs=0.01)
 
 
 def test_models_fall_idle_for_spells():
-    busy = asked("zipf(8)")
-    idle = asked("zipf(8, active_s=30, idle_s=300)")
+    busy = draw("zipf(8)")
+    idle = draw("zipf(8, active_s=30, idle_s=300)")
     assert (idle.arrival_s == busy.arrival_s).all()
 
     def longest_gap_s(workload, model):
@@ -36,7 +36,7 @@ def test_models_fall_idle_for_spells():
 
 
 def test_turns_of_a_session_have_one_model():
-    workload = asked("zipf(5)", requests=2000, sessions="sessions(turns=uniform(2,4))")
+    workload = draw("zipf(5)", requests=2000, sessions="sessions(turns=uniform(2,4))")
     for session in range(100):
         assert len(set(workload.model_index[workload.session == session])) <= 1
     assert len(set(workload.model_index)) == 5

@@ -118,9 +118,9 @@ def test_plain_csv_columns_are_read(tmp_path):
 def test_request_types_are_names_or_numbers(tmp_path):
     head = "arrival_s,prompt_tokens,output_tokens,request_type,num_inputs\n"
     rows = "0,8,2,generate,\n1,64,1,Embed,4\n2,8,2,,\n3,64,1,1,2\n"
-    made = read(stored(tmp_path, head + rows)).workload
-    assert made.request_type.tolist() == [0, 1, 0, 1]
-    assert made.num_inputs.tolist() == [1, 4, 1, 2]
+    workload = read(stored(tmp_path, head + rows)).workload
+    assert workload.request_type.tolist() == [0, 1, 0, 1]
+    assert workload.num_inputs.tolist() == [1, 4, 1, 2]
     with pytest.raises(
         FileFormatError, match="request_type must be generate or embed but is 'rank'"
     ):

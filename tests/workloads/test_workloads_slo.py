@@ -22,11 +22,11 @@ def applied(spec, seed=0, **columns):
 
 
 def test_slo_applies_to_all_requests():
-    made = applied(parse_slo("ttft=1,tpot=0.15"))
-    assert made.ttft_slo_s.tolist() == [1.0] * 6
-    assert made.tpot_slo_s.tolist() == [0.15] * 6
-    assert np.isinf(made.e2e_slo_s).all()
-    assert np.isinf(made.deadline_s).all()
+    with_slo = applied(parse_slo("ttft=1,tpot=0.15"))
+    assert with_slo.ttft_slo_s.tolist() == [1.0] * 6
+    assert with_slo.tpot_slo_s.tolist() == [0.15] * 6
+    assert np.isinf(with_slo.e2e_slo_s).all()
+    assert np.isinf(with_slo.deadline_s).all()
 
 
 @pytest.mark.parametrize(
@@ -38,28 +38,28 @@ def test_slo_applies_to_all_requests():
     ],
 )
 def test_slo_by_class(spec):
-    made = applied(parse_slo(spec))
-    assert made.ttft_slo_s.tolist() == [1, 3, 1, 3, 1, 3]
-    assert made.e2e_slo_s.tolist() == [np.inf, 60] * 3
+    with_slo = applied(parse_slo(spec))
+    assert with_slo.ttft_slo_s.tolist() == [1, 3, 1, 3, 1, 3]
+    assert with_slo.e2e_slo_s.tolist() == [np.inf, 60] * 3
 
 
 def test_drawn_slo_bounds_stay_in_range_and_repeat():
     spec = parse_slo("e2e=uniform(1,350),ttft=choice(1,2,5),deadline=60")
-    made = applied(spec)
-    assert ((made.e2e_slo_s >= 1) & (made.e2e_slo_s <= 350)).all()
-    assert len(set(made.e2e_slo_s)) == 6
-    assert set(made.ttft_slo_s) <= {1, 2, 5}
-    assert made.deadline_s.tolist() == [60] * 6
-    assert applied(spec).e2e_slo_s.tobytes() == made.e2e_slo_s.tobytes()
-    assert applied(spec, seed=1).e2e_slo_s.tobytes() != made.e2e_slo_s.tobytes()
+    with_slo = applied(spec)
+    assert ((with_slo.e2e_slo_s >= 1) & (with_slo.e2e_slo_s <= 350)).all()
+    assert len(set(with_slo.e2e_slo_s)) == 6
+    assert set(with_slo.ttft_slo_s) <= {1, 2, 5}
+    assert with_slo.deadline_s.tolist() == [60] * 6
+    assert applied(spec).e2e_slo_s.tobytes() == with_slo.e2e_slo_s.tobytes()
+    assert applied(spec, seed=1).e2e_slo_s.tobytes() != with_slo.e2e_slo_s.tobytes()
 
 
 def test_slo_scale_multiplies_every_bound():
-    own = np.full(6, 4.0)
-    made = applied(parse_slo("ttft=1", slo_scale=0.5).scaled(3), e2e_slo_s=own)
-    assert made.ttft_slo_s.tolist() == [1.5] * 6
-    assert made.e2e_slo_s.tolist() == [6.0] * 6
-    assert np.isinf(made.tpot_slo_s).all()
+    bounds_s = np.full(6, 4.0)
+    with_slo = applied(parse_slo("ttft=1", slo_scale=0.5).scaled(3), e2e_slo_s=bounds_s)
+    assert with_slo.ttft_slo_s.tolist() == [1.5] * 6
+    assert with_slo.e2e_slo_s.tolist() == [6.0] * 6
+    assert np.isinf(with_slo.tpot_slo_s).all()
 
 
 @pytest.mark.parametrize("nothing", ["", None, {}, " ; "])

@@ -156,9 +156,9 @@ def test_trace_source_keeps_its_arrivals(trace):
 def test_trace_source_arrivals_can_be_redrawn(trace):
     source = load_source(trace, arrivals="constant", redraw_arrivals=True)
     assert not source.has_arrivals
-    made = source.make(rate_rps=10, requests=5)
-    assert made.arrival_s.tolist() == [0, 0.1, 0.2, 0.3, 0.4]
-    assert made.prompt_tokens.tolist() == [1, 2, 3, 4, 5]
+    workload = source.make(rate_rps=10, requests=5)
+    assert workload.arrival_s.tolist() == [0, 0.1, 0.2, 0.3, 0.4]
+    assert workload.prompt_tokens.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(SloBenchError, match="has 11 requests, 12"):
         source.make(rate_rps=10, requests=12)
     with pytest.raises(SloBenchError, match="redraw_arrivals"):

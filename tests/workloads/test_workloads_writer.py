@@ -24,13 +24,13 @@ SOURCES = [
 def test_written_csv_is_read_back(tmp_path, name, settings, suffix):
     source = load_source(name, **settings)
     slo = parse_slo("ttft=1,e2e=uniform(1,9)")
-    made = source.make(rate_rps=3, requests=200, seed=4, slo=slo)
+    workload = source.make(rate_rps=3, requests=200, seed=4, slo=slo)
     # A trace begins at 0, so that only times since the first arrival can come back.
-    made = dataclasses.replace(made, arrival_s=made.arrival_s - made.arrival_s[0])
+    workload = dataclasses.replace(workload, arrival_s=workload.arrival_s - workload.arrival_s[0])
     path = tmp_path / f"w{suffix}"
-    write_csv(made, path)
+    write_csv(workload, path)
     back = read(path).workload
-    for a, b in zip(made, back, strict=True):
+    for a, b in zip(workload, back, strict=True):
         assert a == b
 
 

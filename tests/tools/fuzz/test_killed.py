@@ -102,8 +102,8 @@ def test_durations_are_not_measured_by_the_wall_clock():
     rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
     reads = re.compile(r"\btime\.time(_ns)?\(|datetime\.(now|utcnow|today)\(")
     files = [path for room in rooms for path in (root / room).rglob("*.py")]
-    found = {str(p.relative_to(root)) for p in files if reads.search(p.read_text("utf-8"))}
-    assert found == set(WALL_CLOCK)
+    readers = {str(p.relative_to(root)) for p in files if reads.search(p.read_text("utf-8"))}
+    assert readers == set(WALL_CLOCK)
 
 
 def small(**changes):
@@ -133,9 +133,9 @@ def test_full_disk_is_an_error_and_the_run_is_resumed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    said, rows = done.stdout.splitlines()
-    assert said.startswith("cannot write out/")
-    assert "File too large" in said
+    message, rows = done.stdout.splitlines()
+    assert message.startswith("cannot write out/")
+    assert "File too large" in message
     assert rows == "2"
     assert not list(tmp_path.rglob("*.part"))
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

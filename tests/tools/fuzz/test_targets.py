@@ -62,9 +62,9 @@ def test_mutated_seeds_of_slow_targets_are_refused_without_a_traceback(targets):
 @pytest.mark.parametrize("size", [b"-8", b"-4", b"+5", b"1_0", b"0x5", b" 5", b"", b"f" * 17])
 def test_chunk_size_other_than_hexadecimal_digits_is_refused(size):
     body = b"3\r\nabc\r\n" + size + b"\r\nabcde\r\n0\r\n\r\n"
-    found = unchunk([body], array("d", [0.0]))
-    assert found.problem
-    assert found.pieces == [b"abc"]
+    unchunked = unchunk([body], array("d", [0.0]))
+    assert unchunked.problem
+    assert unchunked.pieces == [b"abc"]
 
 
 def test_answer_beyond_the_body_limit_is_cut_off(monkeypatch):
@@ -99,13 +99,13 @@ def test_surrogate_pairs_are_read_and_a_half_is_allowed_in_a_stream():
 @pytest.mark.parametrize("target", ["device map", "topology", "profile.toml of a profile"])
 def test_numbers_beyond_float_are_refused_without_a_traceback(targets, target):
     """In the place of each number in turn."""
-    (one,) = (found for found in targets if found.name == target)
-    good = one.seeds[0]
-    places = [found.span() for found in re.finditer(rb"(?<=[:=] )\d[\d.]*(?=[,\n}])", good)]
+    (fuzz_target,) = (candidate for candidate in targets if candidate.name == target)
+    good = fuzz_target.seeds[0]
+    places = [match.span() for match in re.finditer(rb"(?<=[:=] )\d[\d.]*(?=[,\n}])", good)]
     assert places
     for begin, end in places:
         with contextlib.suppress(SloBenchError):
-            one.read(good[:begin] + b"9" * 400 + good[end:])
+            fuzz_target.read(good[:begin] + b"9" * 400 + good[end:])
 
 
 def test_trace_with_more_prefix_blocks_than_the_prompt_is_refused(tmp_path):
