@@ -116,6 +116,7 @@ def test_policy_names_are_exported_at_the_top_level(name):
     assert getattr(slo_bench, name) is getattr(policy, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [slo_bench, policy], ids=["top", "policy"])
 def test_docstring_examples_run(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -97,6 +97,7 @@ def test_help_of_every_command_has_examples(slo_bench, command):
 ELSEWHERE = ("--base-url", "--executor ray")  # a server, or a cluster, that somebody has started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [e for e in RUN_EXAMPLES if not any(w in e for w in ELSEWHERE)])
 def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
     arguments = shlex.split(example)[1:]
@@ -393,6 +394,7 @@ def _read_terminal(read: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_ctrl_c_keeps_finished_cells_and_names_the_resume_command(tmp_path):
     many = ["run", "-s", "vllm", "--rates", "4", "--seeds", "400", "--requests", "400", "-j", "2"]

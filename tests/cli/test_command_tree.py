@@ -213,6 +213,7 @@ def test_installed_completion_works_in_bash(tmp_path):
 RUN = ["run", "-s", "vllm", "--rates", "2", "--seeds", "1", "--requests", "10", "--no-report"]
 
 
+@pytest.mark.slow
 def test_run_without_a_terminal_has_no_colour_and_no_bar(tmp_path):
     done = slo_bench(*RUN, cwd=tmp_path)
     assert done.returncode == 0
@@ -253,6 +254,7 @@ def test_exit_codes_are_documented():
         assert re.search(rf"\b{code}\b", CLI.help)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize(
     "words",

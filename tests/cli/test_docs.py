@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from slo_bench import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,7 @@ def slo_bench(command, folder):
     )
 
 
+@pytest.mark.slow
 def test_readme_python_program_runs(tmp_path):
     (program,) = blocks("README.md", "python")
     done = subprocess.run(
@@ -62,6 +65,7 @@ def test_contributing_example_policy_runs(tmp_path):
     assert (ROOT / checks).is_file()
 
 
+@pytest.mark.slow
 def test_contributing_example_entry_point_is_found(tmp_path, monkeypatch):
     (policy,) = blocks("CONTRIBUTING.md", "python")
     (snippet,) = blocks("CONTRIBUTING.md", "toml")

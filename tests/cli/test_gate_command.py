@@ -51,6 +51,7 @@ def test_a_gate_told_to_compare_unlike_conditions(slo_bench, runs):
     assert (code, "failures: none → 0@5..9" in out) == (1, True)
 
 
+@pytest.mark.slow
 def test_gate_compare_and_report_name_lost_rows(slo_bench, runs, tmp_path):
     """A copy that was cut off between two rows, or a run that was interrupted."""
     cut = tmp_path / "cut"

@@ -62,6 +62,7 @@ def _clock():
     return lambda: float(next(ticks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "engine", "batch"),
     [("vllm-0.32.0", "vllm", 32), ("sglang-0.5.23", "sglang", None)],
@@ -119,6 +120,7 @@ def prometheus(rows, labels=""):
     return answer
 
 
+@pytest.mark.slow
 def test_observe_prometheus_restricted_to_an_instance(answering, small):
     url = answering(prometheus(recorded("vllm-0.32.0"), 'instance="10.0.0.1:8000"'))
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1"]

@@ -72,6 +72,7 @@ def asked_hostile(slo_bench):
     return out + err
 
 
+@pytest.mark.slow
 def test_escape_sequences_of_a_server_do_not_reach_the_terminal(asked_hostile, slo_bench):
     assert control_characters(asked_hostile) == []
     code, out, err = slo_bench("report", "out")
@@ -96,6 +97,7 @@ def test_error_message_contains_no_escape_sequence(slo_bench):
     assert "unknown system" in err
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_guarded_csv_word_is_restored_by_unguarded(tmp_path_factory, word):
     assert unguarded(guarded(word)) == word
@@ -111,6 +113,7 @@ def test_formula_like_names_survive_tables_and_traces(tmp_path):
     assert read(tmp_path / "t.csv").workload.class_names == ("=a",)
 
 
+@pytest.mark.slow
 def test_api_key_is_in_no_file_process_list_or_report(slo_bench, tmp_path, monkeypatch):
     """Also not in temporary files while it runs."""
     monkeypatch.setenv("MY_KEY", "sesame-open")

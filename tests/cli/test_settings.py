@@ -52,6 +52,7 @@ def wider(program, folder):
 SMALL = ["-s", "vllm,orca", "--rates", "2", "--seeds", "1", "-n", "10", "--out", "o", "--json"]
 
 
+@pytest.mark.slow
 def test_new_setting_becomes_an_option_of_run_capacity_and_tune(tmp_path):
     for command in ("run", "capacity", "tune system"):
         words = [*command.split(), "--help-all"]
@@ -67,6 +68,7 @@ def test_new_setting_becomes_an_option_of_run_capacity_and_tune(tmp_path):
         assert "Slots of a rack. Default: 1." in re.sub(r"\s+", " ", shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "values"),
     [

@@ -66,6 +66,7 @@ def test_closed_pipe_on_stdout_ends_the_command_like_sigpipe():
     assert (code, err) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.slow
 def test_removed_working_directory_is_an_error_line(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()

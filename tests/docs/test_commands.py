@@ -570,6 +570,7 @@ def test_every_command_can_be_read():
                 assert parse(words), f"{page.name}: {command}"
 
 
+@pytest.mark.slow
 @pytest.mark.documented
 def test_the_guide_to_policies_tells_what_comes_out(empty_folder):
     page = ROOT / "docs" / "guide-policy.md"
@@ -587,6 +588,7 @@ def test_the_guide_to_policies_tells_what_comes_out(empty_folder):
             assert percent_text(mean) in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_guide_to_policies_ends_with_a_test_that_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for step in steps(ROOT / "docs" / "guide-policy.md"):

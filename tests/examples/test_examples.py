@@ -27,6 +27,7 @@ def test_every_example_has_an_expected_output():
     assert set(NAMES) == set(PRINTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 def test_example_runs(example, tmp_path):
     ran = subprocess.run(

@@ -60,6 +60,7 @@ def fitted_costs():
     return fit_costs(measured(bend=0.05), tried=settings((1,)))
 
 
+@pytest.mark.slow
 def test_fit_costs_tries_all_settings_at_every_degree(fitted_costs):
     tried = {dataclasses.astuple(q.setting) for q in fitted_costs.qualities}
     assert len(tried) == 8 * 3

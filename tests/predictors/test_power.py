@@ -58,6 +58,7 @@ def test_energy_of_a_token_and_a_request():
     assert math.isnan(unknown["usd_per_slo_request"])
 
 
+@pytest.mark.slow
 def test_run_has_energy_columns_where_power_is_known(slo_bench):
     options = (
         "run",

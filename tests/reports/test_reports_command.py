@@ -30,6 +30,7 @@ def test_report_of_one_run_is_written_into_its_folder(make_run):
     assert "Highest tested rate" in result.output
 
 
+@pytest.mark.slow
 def test_report_of_several_runs_is_written_to_out_or_here(make_run, tmp_path, monkeypatch):
     one, two = make_run("one", requests=30), make_run("two", requests=30)
     assert invoke(one, two, "--out", tmp_path / "both.html").exit_code == 0

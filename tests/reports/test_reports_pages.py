@@ -134,6 +134,7 @@ def test_page_figures_have_data_and_say_simulated(whole_page):
     assert "<strong>Simulated.</strong>" in text
 
 
+@pytest.mark.slow
 def test_page_marks_measured_and_unfitted_runs(page):
     measured = page(name="m", **SMALL, backend="vllm 0.32")
     assert "Simulated.</strong>" not in measured
@@ -164,6 +165,7 @@ def test_page_curves_have_at_most_two_hundred_points(page):
             assert all(len(t["x"]) <= 200 for t in traces if t.get("mode") != "lines"), name
 
 
+@pytest.mark.slow
 def test_page_escapes_hostile_text(page):
     text = page(
         **LADDER,
@@ -194,6 +196,7 @@ def test_page_shows_the_configuration_verbatim(page):
     )
 
 
+@pytest.mark.slow
 def test_answer_names_the_winner(page):
     text = page(rates=[1.0, 3.0], requests=400)
     answer = re.search(r'<p class="answer">(.*?)</p>', text).group(1)
@@ -209,6 +212,7 @@ def answer_of(text):
     return re.sub("<[^>]+>|&nbsp;", " ", re.search(r'<p class="answer">(.*?)</p>', text).group(1))
 
 
+@pytest.mark.slow
 def test_page_has_figures_and_rates_for_each_facet(page):
     text = page(axes={"workload": LONG, "model": ["x", "y"]}, seeds=1, requests=20)
     elements = Elements(text)
@@ -229,6 +233,7 @@ def test_page_has_figures_and_rates_for_each_facet(page):
     assert "of 6</strong> cases" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "changes", "told"),
     [
@@ -249,6 +254,7 @@ def test_answer_describes_the_run(page, axes, changes, told):
     assert " ".join(told.split()) in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_answer_names_few_systems_and_counts_many(page):
     few = answer_of(page(name="few", systems=["a", "b", "c"], attainment=1.0, **LADDER))
     assert few.strip().startswith("a, b and c  carry")
@@ -259,6 +265,7 @@ def test_answer_names_few_systems_and_counts_many(page):
     assert swept.strip().startswith("4 configurations  carry")
 
 
+@pytest.mark.slow
 def test_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     folder = make_run(axes={"model": ["x", "y", "z"]}, rates=[1.0, 2.0], seeds=1, requests=30)
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
@@ -281,6 +288,7 @@ def test_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
 
 
+@pytest.mark.slow
 def test_title_counts_workloads_with_dependent_labels(page):
     title = (
         page(axes={"workload": LONG}, systems=["vllm"], **SMALL)
@@ -374,6 +382,7 @@ def test_page_without_a_price_has_no_cost_figure(page):
     assert "no price is known" in text
 
 
+@pytest.mark.slow
 def test_write_report_to_an_unwritable_place_leaves_nothing(make_run, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
         write_report([make_run(**SMALL)], tmp_path / "absent" / "report.html")
@@ -390,6 +399,7 @@ def test_write_report_repeats_the_same_bytes(make_run, tmp_path):
     assert one == two
 
 
+@pytest.mark.slow
 def test_page_of_a_cpu_run_counts_no_gpus(page, whole_page):
     assert "<li>1 GPU</li>" in whole_page
     assert "GPU</li>" not in page(**SMALL, gpu="cpu", backend="torch")

@@ -37,6 +37,7 @@ def test_undominated_plans_form_the_front(rows, front):
     assert undominated(rows) == front
 
 
+@pytest.mark.slow
 def test_plan_page_shows_every_plan_with_its_figures(tmp_path, opened):
     asked = Experiment(
         systems=["vllm"],

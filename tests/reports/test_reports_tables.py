@@ -98,6 +98,7 @@ def test_summary_lists_facets_under_their_labels(make_run):
     assert len(columns) <= 2  # one for 90 %, one for 99 %
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_summary_of_facets_keeps_every_column_in_any_width(make_run, width):
     axes = {"model": ["x", "y"], "vllm.long_parameter": ["a-long-value-of-a-parameter" * 2, "2"]}
@@ -117,6 +118,7 @@ def test_summary_explains_letter_labels(make_run):
     assert "workload A: xxx" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_summary_leaves_a_long_rate_table_to_the_report(make_run):
     rates = [1.0 + n for n in range(MOST_LINES // 2 + 1)]
     text = printed(combine(read_runs([make_run(rates=rates, seeds=1, requests=5)])))

@@ -71,6 +71,7 @@ def action(tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_action_passes_and_comments_for_equal_runs(action, runs):
     done, outputs = action(baseline=runs / "base", pull_request=7)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,7 @@ def test_action_passes_and_comments_for_equal_runs(action, runs):
     assert "api repos/me/mine/issues/7/comments --field body=@" in outputs["calls"]
 
 
+@pytest.mark.slow
 def test_action_fails_and_updates_the_comment_for_a_regression(action, runs):
     settings = {"baseline": runs / "base", "candidate": runs / "slow", "metric": "tpot_p50"}
     done, outputs = action(**settings, pull_request=7, earlier=99)
@@ -94,6 +96,7 @@ def test_action_fails_and_updates_the_comment_for_a_regression(action, runs):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_action_reports_runs_that_are_not_comparable(action, runs):
     done, outputs = action(baseline=runs / "base", candidate=runs / "other", pull_request=7)
     assert done.returncode == 2
@@ -101,6 +104,7 @@ def test_action_reports_runs_that_are_not_comparable(action, runs):
     assert "Not comparable" in outputs["body"]
 
 
+@pytest.mark.slow
 def test_action_passes_with_a_warning_if_it_may_not_comment(action, runs):
     settings = {"baseline": runs / "base", "candidate": runs / "base", "pull_request": 7}
     done, _ = action(**settings, refused=1)

@@ -21,6 +21,7 @@ def pages(tables):
     return sorted(tables.PAGES.glob("*.md"))
 
 
+@pytest.mark.slow
 def test_pages_equal_those_written_from_kept_results(tables):
     """After a change: scripts/paper_tables.py --pages-only."""
     for page in tables.all_pages():
@@ -28,6 +29,7 @@ def test_pages_equal_those_written_from_kept_results(tables):
         assert tables.written(text) == text, page.name
 
 
+@pytest.mark.slow
 def test_a_changed_result_changes_the_page(tables, results, tmp_path):
     page = tables.written(PAGE, results)
     assert "| 12.3" not in page
@@ -66,6 +68,7 @@ def results(tables, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_stopped_suite_run_is_continued(tables, results, tmp_path):
     begun = tmp_path / "work" / "ascendra"
     asked = ["run", "--suite", "ascendra", *TINY.split(), "--records", "none", "--no-report"]

@@ -74,6 +74,7 @@ def test_file_cache_keeps_only_the_last_results(read, tmp_path):
     assert read.times == 4
 
 
+@pytest.mark.slow
 def test_experiment_reads_a_rewritten_trace(tmp_path):
     path = tmp_path / "trace.csv"
 

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def _first(waiting, now_s):
     return min(waiting, key=lambda r: (r.line.at(now_s), r.seq))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(STEPS)
 @example(  # a steeper line comes when the next crossing is known

@@ -122,6 +122,7 @@ def test_impossible_tuning_record_is_refused(tuning, told):
         Experiment(systems=["vllm"], tuning=tuning)
 
 
+@pytest.mark.slow
 def test_systems_without_a_drop_rule_drop_no_request():
     """Far beyond capacity, each system of one instance that says it never drops serves all."""
     from slo_bench.harness.core.policy import Policy

@@ -48,6 +48,7 @@ def test_run_writes_a_row_and_details_for_every_cell(tmp_path):
         result.requests("vllm_rate-4_seed-9")
 
 
+@pytest.mark.slow
 def test_resolved_experiment_gives_the_same_bytes_on_any_number_of_jobs(tmp_path):
     small().run(tmp_path / "one", jobs=1)
     again = Experiment.load(tmp_path / "one" / "experiment.toml")
@@ -114,6 +115,7 @@ def test_resume_runs_only_missing_cells(tmp_path):
     same_files(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_worker_process_stops_with_the_run(tmp_path):
     class EnoughError(Exception):
         pass
@@ -183,6 +185,7 @@ def test_closed_loop_row_has_the_resulting_rate(tmp_path):
         Experiment(arrivals="concurrency(4)", rates=2).plan()
 
 
+@pytest.mark.slow
 def test_script_without_a_main_guard_runs_several_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -216,6 +219,7 @@ class Newest(Policy):
 """
 
 
+@pytest.mark.slow
 def test_policy_file_runs_in_worker_processes(tmp_path, monkeypatch):
     (tmp_path / "newest.py").write_text(OWN_SYSTEM)
     monkeypatch.chdir(tmp_path)

@@ -103,6 +103,7 @@ def test_figures_in_blocks_equal_those_of_all_requests(changes, in_small_blocks,
     assert not (tmp_path / "found" / "requests").exists()
 
 
+@pytest.mark.slow
 def test_long_cell_cases_drop_reject_truncate_and_overtake(in_small_blocks, tmp_path):
     rows = [cells.run_cell(spec_of(**case), tmp_path, records="none") for case in CASES]
     seen = {
@@ -210,6 +211,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_memory_of_a_long_cell_does_not_grow_with_its_requests(tmp_path):
     small, large = (
         int(subprocess.check_output([sys.executable, "-c", PEAK, str(n), tmp_path]))

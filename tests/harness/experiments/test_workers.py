@@ -21,6 +21,7 @@ from slo_bench.workloads.errors import SloBenchError
 PATIENCE_S = 60
 
 
+@pytest.mark.slow
 def test_pool_results_come_from_other_processes():
     with LocalPool(2) as pool:
         begun = [pool.begin(math.factorial, number) for number in range(20)]
@@ -49,6 +50,7 @@ def test_a_package_that_work_cannot_import_is_named(tmp_path, monkeypatch):
         pool.begin(importlib.import_module, "cmaes").result(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_pool_reports_and_replaces_a_process_that_dies():
     with LocalPool(1) as pool:
         with pytest.raises(NotDoneError, match="failed with code 3"):

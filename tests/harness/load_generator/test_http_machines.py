@@ -191,6 +191,7 @@ def sent(workload, senders=None, config=None, **options):
     return found, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 
 
+@pytest.mark.slow
 def test_two_machines_send_the_schedule_of_one(workload):
     asked = workload(40, gap_s=0.02, follows=np.array([-1] * 38 + [3, 4]))
     alone, _ = sent(asked, processes=1)

@@ -226,6 +226,7 @@ def test_measure_works_inside_a_running_event_loop(workload, run):
     assert len(truths) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_measurement(workload):
     """With a server that never answers; the connections are closed on the way out."""
     silent = MockConfig(fault=InjectedFault.SILENT)

@@ -8,6 +8,7 @@ from slo_bench.cli.main import main
 from slo_bench.harness.validation import selftest
 
 
+@pytest.mark.slow
 def test_selftest_prints_error_and_cost_of_the_client(monkeypatch, capsys):
     options = ["--rates", "40,80", "--seconds", "0.5", "--no-search"]
     monkeypatch.setattr(sys, "argv", ["slo-bench", "selftest", *options, "--json"])

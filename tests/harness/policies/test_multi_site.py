@@ -40,6 +40,7 @@ def origins(policy: MultiSite, at_s: float, n: int = 4000) -> list[float]:
     return [counts[f"site-{k}"] / n for k in range(policy.sites)]
 
 
+@pytest.mark.slow
 def test_site_origins_follow_the_busiest_site_over_time():
     assert origins(MultiSite(imbalance=0.6), 1e4) == pytest.approx([0.8, 0.2], abs=0.01)
     turning = MultiSite(imbalance=0.6, period_s=100.0)

@@ -125,6 +125,7 @@ def check(folder, readers, work, under="", named=None):
     return refused, same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", ["csv", "parquet"])
 def test_damaged_sweep_folder_is_named_or_read_as_before(records, tmp_path):
     if records == "parquet":
@@ -167,6 +168,7 @@ def timeless(plain, folder):
     return re.sub(r'"wall_s": [^,}]*', "", text)
 
 
+@pytest.mark.slow
 def test_damaged_tuning_folder_is_named_or_read_as_before(tmp_path):
     """A journal of another study is told by the settings that differ from it."""
     folder = made(tmp_path / "made", tuned)
@@ -194,6 +196,7 @@ def test_damaged_runs_of_a_configuration_are_named(tmp_path):
             Runs(path, spec, lambda: None)
 
 
+@pytest.mark.slow
 def test_damaged_capacity_folder_is_named_or_read_as_before(tmp_path):
     folder = made(
         tmp_path / "made",

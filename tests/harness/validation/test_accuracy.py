@@ -318,6 +318,7 @@ def test_interrupted_accuracy_run_is_resumed(own, tmp_path, monkeypatch):
     assert out.read_text().splitlines() == lines
 
 
+@pytest.mark.slow
 def test_worker_processes_predict_the_same(own, tmp_path):
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     judge(own, here)
@@ -391,6 +392,7 @@ def test_seen_names_the_rows_used_for_fits():
     assert all(m.case.engine != "trtllm" for m in rows if seen(m))
 
 
+@pytest.mark.slow
 def test_accuracy_command_prints_json(own, slo_bench):
     code, out, _ = slo_bench("accuracy", str(own), "--json")
     assert code == 0

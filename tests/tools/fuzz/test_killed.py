@@ -35,6 +35,7 @@ def killed():
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "tune"])
 def test_run_killed_at_random_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
     kills = str(examples(6))
@@ -51,6 +52,7 @@ def kill_workers():
                 os.kill(int(pid), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [0, 1])
 def test_run_whose_workers_are_killed_names_it_and_is_resumed(tmp_path, done):
     """Before any cell was done, and after one."""

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = Path(__file__).parents[3] / "tools" / "fuzz" / "socket_faults.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["client", "gateway"])
 def test_socket_faults_leave_each_request_answered_or_failed_by_name(side, tmp_path):
     moments = str(examples(12))

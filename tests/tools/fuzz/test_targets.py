@@ -37,12 +37,14 @@ def targets(tmp_path_factory):
     return fuzz_targets.every_target(tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.slow
 def test_fuzz_targets_accept_their_seeds(targets):
     for target in targets:
         for good in target.seeds:
             target.read(good)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(mutations.draws)
 def test_mutated_seeds_are_refused_without_a_traceback(targets, drawn):
@@ -52,6 +54,7 @@ def test_mutated_seeds_are_refused_without_a_traceback(targets, drawn):
                 target.read(mutations.edited(target.seeds[drawn[0] % len(target.seeds)], drawn))
 
 
+@pytest.mark.slow
 def test_mutated_seeds_of_slow_targets_are_refused_without_a_traceback(targets):
     for target in targets:
         if target.slow:

@@ -18,6 +18,7 @@ def test_capacity_prints_levels_interval_and_why_it_stopped(slo_bench, tmp_path)
     assert (tmp_path / "o" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_report_of_a_capacity_search_shows_no_means_of_levels(slo_bench, tmp_path):
     """Levels may be too short to pass; a report beside other runs shows both."""
     assert slo_bench(*QUICK, "--out", "o")[0] == 0

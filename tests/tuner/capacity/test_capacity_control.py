@@ -22,6 +22,7 @@ def runs_at(rate_rps: float, number: int) -> list[LevelSample]:
     return [makes.run(rate_rps, seed, 2000) for seed in range(number)]
 
 
+@pytest.mark.slow
 def test_corrected_runs_scatter_less_around_the_same_mean():
     runs = runs_at(2.0, 12)
     cross, squares = control_sums(runs)
@@ -34,6 +35,7 @@ def test_corrected_runs_scatter_less_around_the_same_mean():
     assert [run.backlog for run in better] == [run.backlog for run in runs]
 
 
+@pytest.mark.slow
 def test_control_variate_has_mean_zero():
     of_runs = [sum(run.control) for run in runs_at(2.0, 12)]
     assert abs(np.mean(of_runs)) < 3 * np.std(of_runs, ddof=1) / np.sqrt(len(of_runs))

@@ -72,6 +72,7 @@ def test_capacity_runs_are_cells_that_the_report_reads(searched, tmp_path):
     assert '"capacity":{"id":"capacity"' in page
 
 
+@pytest.mark.slow
 def test_capacity_report_names_every_workload(tmp_path):
     asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
     found = search_capacity(asked, tmp_path / "run", options=QUICK)

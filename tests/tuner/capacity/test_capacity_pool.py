@@ -44,6 +44,7 @@ def here(tmp_path_factory):
     return files(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_capacity_search_in_a_pool_equals_one_process(tmp_path, here, pool_of, at_once):
     with pool_of(at_once) as pool:
@@ -51,12 +52,14 @@ def test_capacity_search_in_a_pool_equals_one_process(tmp_path, here, pool_of, a
     assert files(tmp_path / "run") == here
 
 
+@pytest.mark.slow
 def test_capacity_search_in_local_processes_equals_one_process(tmp_path, here):
     with LocalPool(2) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 
 
+@pytest.mark.slow
 def test_interrupted_capacity_search_is_resumed_in_a_pool(tmp_path, here, pool_of):
     runs = 0
 

@@ -28,6 +28,7 @@ class Watched:
         return dataclasses.replace(sample, wall_s=1.0, invalid_because=late)
 
 
+@pytest.mark.slow
 def test_find_capacity_covers_the_true_capacity_in_twenty_searches():
     covered = close = 0
     for queue in (QUEUE, MdcQueue(8, 1.0, 1.0)):

@@ -235,6 +235,7 @@ def test_paper_procedure_refuses_many_devices():
         paper(four_kinds((5, 5, 5, 5)), weights_of("lr"))
 
 
+@pytest.mark.slow
 def test_optuna_finds_no_better_map_than_exact():
     rng = np.random.default_rng(3)
     costs = []

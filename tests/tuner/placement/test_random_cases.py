@@ -1,8 +1,11 @@
 """The paper's procedure over random devices: no better than the optimum, and seeded."""
 
+import pytest
+
 from slo_bench.tuner.placement.compare import random_gaps
 
 
+@pytest.mark.slow
 def test_random_cases_never_beat_the_exact_solver():
     found = random_gaps(20, seed=3)
     assert found == random_gaps(20, seed=3)

@@ -60,6 +60,7 @@ def each_carries_two(spec):
     return Formula(spec, defaultdict(lambda: 2.0))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30))
 @given(
     each=st.lists(st.floats(0.5, 20), min_size=12, max_size=12),
@@ -100,6 +101,7 @@ def _most(every, key, rate):
     return (rate / (offer.least_instances - 1),) if offer.least_instances > 1 else (math.inf,)
 
 
+@pytest.mark.slow
 def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     wanted = TargetLoad(4, plans=1)
@@ -129,6 +131,7 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
+@pytest.mark.slow
 def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of, short_runs):
     budget = {"vllm": {"max_num_batched_tokens": (512,)}}
     asked = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
@@ -161,6 +164,7 @@ class PoolThatFailsAt:
         return future
 
 
+@pytest.mark.slow
 def test_plan_cheapest_ignores_failures_of_levels_not_needed(short_runs):
     asked = ASKED.model_copy(update={"systems": ("vllm", "sarathi")})
     wanted, kinds, needed = TargetLoad(4, plans=1), ("a100-80g", "l40s"), []
@@ -461,6 +465,7 @@ def test_launch_files_of_policies_use_slo_bench_serve(system, word):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch, short_runs):
     words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1", "--jobs", "1"]
     words += ["--out", str(tmp_path / "plan"), "--sweep", "vllm.max_num_batched_tokens=2048"]
@@ -481,6 +486,7 @@ def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch, short_runs)
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]  # nothing beside it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -162,6 +162,7 @@ def test_fleet_file_with_an_error_is_refused(tmp_path, text, message):
         read_fleet(file, ASKED)
 
 
+@pytest.mark.slow
 def test_plan_fleet_command_writes_the_files_of_each_pool(tmp_path, short_runs):
     file = tmp_path / "fleet.toml"
     file.write_text("[pools.a]\nrate_rps = [" + "0, " * 12 + "1, " * 12 + "]\n")

@@ -10,6 +10,7 @@ SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", 
 SMALL += ["--requests", "200", "--tolerance", "0.3", "--set", "output_tokens=50"]
 
 
+@pytest.mark.slow
 def test_tune_prints_tables_and_writes_a_page(slo_bench, tmp_path):
     code, out, err = slo_bench("tune", "sarathi", *SMALL, "--out", "o")
     assert code == 0, err
@@ -20,6 +21,7 @@ def test_tune_prints_tables_and_writes_a_page(slo_bench, tmp_path):
     assert 'badge">simulated' in page
 
 
+@pytest.mark.slow
 def test_tune_json_prints_only_the_outcome(slo_bench, tmp_path):
     code, out, _ = slo_bench(
         "tune", "sarathi", *SMALL, "--no-confirm", "--no-report", "--json", "--out", "o"
@@ -31,6 +33,7 @@ def test_tune_json_prints_only_the_outcome(slo_bench, tmp_path):
     assert found == json.loads((tmp_path / "o" / "tune.json").read_text())
 
 
+@pytest.mark.slow
 def test_tune_resume_needs_only_the_folder(slo_bench):
     whole = ["--no-confirm", "--no-report", "--json", "--out", "o"]
     code, first, _ = slo_bench("tune", "sarathi", *SMALL, *whole)
@@ -43,6 +46,7 @@ def test_tune_resume_needs_only_the_folder(slo_bench):
     assert len(json.loads(third)["trials"]) == 4
 
 
+@pytest.mark.slow
 def test_tune_takes_everything_from_a_file(slo_bench, tmp_path):
     (tmp_path / "t.toml").write_text(
         'systems = "sarathi"\nrequests = 200\noutput_tokens = "50"\n[tune]\ntrials = 2\n'

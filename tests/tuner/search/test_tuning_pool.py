@@ -46,6 +46,7 @@ def no_run_twice(folder):
     return len(set(runs)) == len(runs)
 
 
+@pytest.mark.slow
 def test_tune_in_a_pool_with_one_job_equals_one_process(tmp_path, pool_of):
     here = tune(EXPERIMENT, quick(confirm=True), tmp_path / "here")
     with pool_of(2) as pool:
@@ -55,6 +56,7 @@ def test_tune_in_a_pool_with_one_job_equals_one_process(tmp_path, pool_of):
     assert lines(tmp_path / "there") == lines(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_tune_in_a_pool_divides_the_trials(tmp_path, pool_of):
     told = []
     with pool_of(3) as pool:
@@ -73,6 +75,7 @@ def test_tune_in_a_pool_divides_the_trials(tmp_path, pool_of):
     assert kept <= made
 
 
+@pytest.mark.slow
 def test_tune_runs_a_configuration_proposed_twice_once(tmp_path, pool_of):
     settings = quick(search={"max_num_seqs": "4,256"}, sampler="random", trials=2)
     with pool_of(4) as pool:
@@ -81,6 +84,7 @@ def test_tune_runs_a_configuration_proposed_twice_once(tmp_path, pool_of):
     assert no_run_twice(tmp_path / "o")
 
 
+@pytest.mark.slow
 def test_interrupted_tune_in_a_pool_loses_and_repeats_no_trial(tmp_path, pool_of):
     def interrupt(progress):
         if progress.trials >= 2:
@@ -100,6 +104,7 @@ def test_interrupted_tune_in_a_pool_loses_and_repeats_no_trial(tmp_path, pool_of
     assert [line for line in before if line not in after] == []
 
 
+@pytest.mark.slow
 def test_lost_pool_fails_no_trial(tmp_path, pool_of):
     with pool_of(2) as pool:
         begin, calls = pool.begin, 0
@@ -138,6 +143,7 @@ def test_tune_jobs_without_a_pool_are_refused(tmp_path):
         tune(EXPERIMENT, quick(), tmp_path / "o", jobs=2)
 
 
+@pytest.mark.slow
 def test_tune_in_local_processes_divides_the_trials(tmp_path):
     with LocalPool(2) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)

@@ -158,6 +158,7 @@ def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):
     assert [(row.number, row.state) for row in found.trials] == [(0, "finished")]
 
 
+@pytest.mark.slow
 def test_tune_searches_capacity_on_servers(servers, tmp_path):
     asked = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
     found = tune(EXPERIMENT, asked, tmp_path / "o").found

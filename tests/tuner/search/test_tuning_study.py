@@ -55,6 +55,7 @@ def trials_of(folder, storage=None, name=None):
         return optuna.load_study(study_name=name or folder.name, storage=kept).get_trials()
 
 
+@pytest.mark.slow
 def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     outcome = tune(EXPERIMENT, quick(sampler="grid", trials=50), tmp_path / "o")
     rows = outcome.found.trials
@@ -84,6 +85,7 @@ def test_trial_not_stationary_has_its_duration(tmp_path, rate, drifts):
         assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
 
 
+@pytest.mark.slow
 def test_winner_is_written_as_a_file_to_run(tmp_path):
     outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
     (winner,) = outcome.winners
@@ -102,6 +104,7 @@ def test_winner_is_written_as_a_file_to_run(tmp_path):
         assert kept["confirmed"][1]["low"] <= kept["confirmed"][1]["value"]
 
 
+@pytest.mark.slow
 def test_ablation_resets_parameters_without_effect(tmp_path):
     # Batches never reach 256 requests at such rates, so 300 or 8,000 is the same.
     search = {"chunk_tokens": "2048", "max_num_seqs": "300,8000"}
@@ -133,6 +136,7 @@ def test_importances_due_to_chance_are_left_out():
     assert 0.5 < low <= share <= high
 
 
+@pytest.mark.slow
 def test_configurations_are_run_with_the_same_seeds(tmp_path):
     tune(EXPERIMENT, quick(sampler="grid"), tmp_path / "o")
     first = {}
@@ -160,6 +164,7 @@ def test_resume_with_other_settings_is_refused(tmp_path):
         tune(EXPERIMENT, quick(trials=1, target=0.8), tmp_path / "o", resume=True)
 
 
+@pytest.mark.slow
 def test_killed_study_is_resumed(tmp_path):
     folder = tmp_path / "o"
     words = ["tune", "sarathi", "--requests", "1000", "--sampler", "grid", "--no-confirm"]
@@ -199,6 +204,7 @@ def test_killed_study_is_resumed(tmp_path):
     assert outcome.found.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
 
 
+@pytest.mark.slow
 def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
     asked = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
     whole = tune(EXPERIMENT, asked, tmp_path / "whole").found
@@ -233,6 +239,7 @@ def timeless(row):
     return {**vars(row), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
 
 
+@pytest.mark.slow
 def test_processes_share_a_study(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     words = ["tune", "sarathi", "--requests", "200", "--tolerance", "0.3", "--no-confirm"]
@@ -331,6 +338,7 @@ def test_unreachable_storage_is_refused_before_any_trial(tmp_path, monkeypatch, 
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_tune_two_objectives_finds_a_front(tmp_path):
     settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
     found = tune(EXPERIMENT, settings, tmp_path / "o").found
@@ -354,6 +362,7 @@ def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
     assert all(row.requests == 0 for row in more)  # they cannot be cheaper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsga2", "random"])
 def test_every_sampler_finds_the_best(tmp_path, sampler):
     if sampler == "gp":
@@ -368,6 +377,7 @@ def test_every_sampler_finds_the_best(tmp_path, sampler):
     assert outcome.found.best
 
 
+@pytest.mark.slow
 def test_slo_that_cannot_be_met_gives_a_warning_before_any_trial(tmp_path):
     said = []
     hopeless = Experiment(systems="sarathi", requests=200, slo="ttft=0.001")

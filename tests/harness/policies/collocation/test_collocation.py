@@ -484,6 +484,7 @@ def test_urgency_leaves_out_requests_with_much_slack():
     assert sum(policy.checks) > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @runs
 def test_eviction_spares_requests_about_to_finish(rate, blocks, seed):
@@ -498,6 +499,7 @@ def test_eviction_occurs_under_pressure():
     assert policy.victims
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @runs
 def test_admission_never_overcommits_when_the_forecast_is_right(rate, blocks, seed):

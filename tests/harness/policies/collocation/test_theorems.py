@@ -40,6 +40,7 @@ def served(policy: System, blocks: int, *rows: tuple[int, int]) -> Any:
 # ---------------------------------------------------------------- theorem 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     blocks=st.lists(st.integers(LEAST_BLOCKS, 30), min_size=3, max_size=5),

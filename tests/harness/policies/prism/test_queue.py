@@ -43,6 +43,7 @@ jobs_of = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=9
 )
 
 
+@pytest.mark.slow
 @given(jobs=jobs_of, start_s=st.integers(0, 10))
 @settings(max_examples=400, deadline=None)
 def test_moore_hodgson_serves_as_many_in_time_as_brute_force(jobs, start_s):
