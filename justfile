@@ -27,6 +27,7 @@ lint:
     ruff check
     ruff format --check
     scripts/docstring_names.py
+    scripts/local_names.py
 
 # put the code into its layout and mend what can be mended
 format:

@@ -36,6 +36,11 @@ def docstring_names() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def local_names(count_code: ModuleType) -> ModuleType:
+    return _load("local_names")  # which imports count_code
+
+
+@pytest.fixture(scope="session")
 def paper_tables() -> ModuleType:
     return _load("paper_tables")
 
