@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,7 +140,7 @@ VLLM = RECIPES["vllm"].builds["cpu"]
 # Releases whose kernels no torch at hand fits, or that have no build for CPU: their schedulers run
 # without kernels, in the environment of another release.
 BORROWED_VLLM = {"0.33.0": VLLM.version, "0.31.0": VLLM.version, "0.19.1": VLLM.also_tested[-1]}
-OLD_VLLM = "0.19.1"  # weekly; the newest release and those before it each time
+WEEKLY_VLLM = ("0.31.0", "0.19.1")  # `.ci/run` tries the newest scheduler and those installed
 VLLM_FOLDERS = "SLO_BENCH_VLLM_FOLDERS"  # a folder for each, named by its version
 
 
@@ -164,9 +164,18 @@ def installed() -> Callable[..., Environment]:
     return find
 
 
-@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested])
+def _marked(versions: Iterable[str], weekly: Collection[str]) -> list[object]:
+    return [pytest.param(v, marks=[pytest.mark.weekly] * (v in weekly)) for v in versions]
+
+
+@pytest.fixture(
+    scope="session",
+    params=_marked([VLLM.version, *VLLM.also_tested], weekly=VLLM.also_tested),
+)
 def vllm(request: pytest.FixtureRequest) -> str:
-    """Each release of vLLM that the plugin is to fit, as `--backend` takes it."""
+    """Each release of vLLM that is served by the tests, as `--backend` takes it; older ones weekly:
+    `vllm_python` tries their schedulers each time.
+    """
     return f"vllm=={request.param}"
 
 
@@ -179,13 +188,10 @@ class VllmPython:
     folder: str
 
 
-def _releases() -> list[object]:
-    versions: list[object] = [VLLM.version, *VLLM.also_tested, *BORROWED_VLLM]
-    versions.remove(OLD_VLLM)
-    return [*versions, pytest.param(OLD_VLLM, marks=pytest.mark.weekly)]
-
-
-@pytest.fixture(scope="session", params=_releases())
+@pytest.fixture(
+    scope="session",
+    params=_marked([VLLM.version, *VLLM.also_tested, *BORROWED_VLLM], weekly=WEEKLY_VLLM),
+)
 def vllm_python(
     request: pytest.FixtureRequest, installed: Callable[..., Environment]
 ) -> VllmPython:
