@@ -94,20 +94,20 @@ def capacity(
         )
     experiment = experiment_of(experiment_options, execution.resumed)
     folder = execution.out or new_folder(f"capacity-{experiment.name}")
-    where, jobs = execution.cluster, execution.jobs
-    simulated = experiment.backend == SIMULATED
-    if jobs is not None and (where is not None or not simulated):
+    jobs, simulated = execution.jobs, experiment.backend == SIMULATED
+    if jobs is not None and (execution.executor != "local" or not simulated):
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
+    cluster = execution.cluster
     with (
         interruptible(
             f"interrupted; go on with: slo-bench capacity --resume --out {shlex.quote(str(folder))}"
         ),
         execution.watched(folder),
         _display(folder, lines=not simulated) as (watch, ended),
-        options.pool_of(where, cores() if jobs is None else jobs)
+        options.pool_of(cluster, cores() if jobs is None else jobs)
         if simulated
         else contextlib.nullcontext() as pool,
-        where.senders() if where and not simulated else contextlib.nullcontext() as senders,
+        cluster.senders() if cluster and not simulated else contextlib.nullcontext() as senders,
     ):
         result = search_capacity(
             experiment,

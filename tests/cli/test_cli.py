@@ -281,6 +281,7 @@ def declared(monkeypatch):
     requirements.cache_clear()
 
 
+@pytest.mark.slow
 def test_doctor_passes_on_this_machine(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
     findings = {finding["check"]: finding for finding in json.loads(out)}
@@ -367,6 +368,7 @@ def test_the_hub_cache_is_empty_without_the_hub(monkeypatch):
     assert not predict_data.in_hub_cache(DEFAULT_BASE)
 
 
+@pytest.mark.slow
 def test_run_on_a_terminal_shows_a_progress_bar(tmp_path):
     pty = pytest.importorskip("pty")
     read, write = pty.openpty()

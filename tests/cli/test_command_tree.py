@@ -221,6 +221,7 @@ def test_run_without_a_terminal_has_no_colour_and_no_bar(tmp_path):
     assert done.stderr.startswith("running 1 cell into runs/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
 def test_terminal_without_colour_gets_no_escape_codes(variable, tmp_path):
     """A terminal that would show colours, told not to."""

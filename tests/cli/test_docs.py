@@ -48,6 +48,7 @@ def test_readme_experiment_file_runs():
     assert {(cell.placement.tp, cell.instances) for cell in cells} == {(2, 4), (4, 2)}
 
 
+@pytest.mark.slow
 def test_contributing_example_policy_runs(tmp_path):
     (policy,) = blocks("CONTRIBUTING.md", "python")
     (tmp_path / "short_prompts.py").write_text(policy, encoding="utf-8")

@@ -32,6 +32,7 @@ def test_gate_of_equal_runs_passes(slo_bench, runs):
     assert "passed: nothing" in out
 
 
+@pytest.mark.slow
 def test_gate_of_a_slower_run_fails_with_exit_code_1(slo_bench, runs):
     code, out, _ = slo_bench("gate", runs / "base", runs / "slow", "--metric", "tpot_p50,ttft_p50")
     assert code == 1
@@ -156,6 +157,7 @@ def test_explain_run_folder_prints_json(slo_bench, runs):
     assert "takes two systems" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_sensitivity_command_writes_crossings(slo_bench, tmp_path):
     small = ("--requests", "60", "--seeds", "2", "-s", "vllm,orca")
     code, out, _ = slo_bench(

@@ -101,6 +101,7 @@ def test_a_command_names_its_missing_extra_before_it_begins(
     assert not (folder / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_report_of_parquet_records_names_its_extra(slo_bench, without):
     assert slo_bench(*RUN, "--rates", "5", "--records", "parquet")[0] == 0
     without("parquet")

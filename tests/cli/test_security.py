@@ -80,6 +80,7 @@ def test_escape_sequences_of_a_server_do_not_reach_the_terminal(asked_hostile, s
     assert control_characters(out + err) == []
 
 
+@pytest.mark.slow
 def test_csv_cells_are_no_spreadsheet_formulas(asked_hostile, tmp_path):
     with (tmp_path / "out" / "cells.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
@@ -247,6 +248,7 @@ def test_policy_file_in_a_foreign_folder_needs_trust_code(slo_bench, of_a_strang
     assert not Path("owned").exists()
 
 
+@pytest.mark.slow
 def test_report_runs_no_policy_file_of_the_run_folder(slo_bench, of_a_stranger):
     code, _, err = slo_bench("report", "theirs")
     assert code == 0, err

@@ -65,7 +65,7 @@ class Wanted:
     patched: bool
     backend: str = "vllm"
 
-    def found(self) -> System:
+    def resolved_system(self) -> System:
         return system(self.system)
 
 

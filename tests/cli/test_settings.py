@@ -95,6 +95,7 @@ def test_new_setting_can_be_set_swept_and_is_written_to_the_file(words, values, 
         assert {"vllm_rack-slots-2_rate-2_seed-0"} <= {row["cell"] for row in rows}
 
 
+@pytest.mark.slow
 def test_new_setting_is_read_from_python_and_files_and_makes_series(tmp_path):
     (tmp_path / "x.toml").write_text("rack_slots = [1, 4]\nrates = 2\n")
     out = wider(

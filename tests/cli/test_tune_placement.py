@@ -46,6 +46,7 @@ def test_tune_placement_writes_json_map_and_page(tmp_path):
     assert "http" not in html.split("<svg")[1].split("</svg>")[0]
 
 
+@pytest.mark.slow
 def test_tune_placement_morphling_tells_the_cost_of_its_tests(tmp_path):
     out = tmp_path / "map.json"
     shown = typed("--method", "morphling", "--tests", 1, "--out", out)

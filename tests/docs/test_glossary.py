@@ -89,6 +89,7 @@ def error_texts(path):
                     yield part.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", PACKAGE)
 def test_error_messages_use_no_retired_words(folder):
     wrong = {}

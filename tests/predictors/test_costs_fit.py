@@ -74,6 +74,7 @@ def test_fit_costs_tries_all_settings_at_every_degree(fitted_costs):
         assert q.call_s > 0
 
 
+@pytest.mark.slow
 def test_fit_costs_best_model_and_grid_are_close(fitted_costs):
     assert fitted_costs.best.random_percent < 1
     assert fitted_costs.best.whole_percent < 1
@@ -195,6 +196,7 @@ def test_raw_features_of_high_degree_fit_a_polynomial_of_them():
 # ---------------------------------------------------------------- command line
 
 
+@pytest.mark.slow
 def test_profile_fit_command_prints_and_writes(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     header = write_profile(measured(), tmp_path / "a.toml")

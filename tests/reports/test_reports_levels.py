@@ -65,6 +65,7 @@ def test_highest_rate_ignores_invalid_cells():
     assert levels(with_series(cells))["rate_rps"].tolist() == [1.0]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), min_size=1, max_size=20),
     st.floats(0, 1),

@@ -67,6 +67,7 @@ def test_recovered_needs_oracle_and_constant(missing):
     assert not table(cells().drop(columns="length_predictor")).groups
 
 
+@pytest.mark.slow
 def test_run_and_report_show_recovered_shares(tmp_path):
     Experiment(
         systems=["sjf"],

@@ -86,6 +86,7 @@ def test_summary_levels_not_stationary_have_their_duration(make_run):
 LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_summary_lists_facets_under_their_labels(make_run):
     text = printed(combine(read_runs([make_run(axes={"workload": LONG}, requests=30)])))
     lines = text.splitlines()

@@ -43,6 +43,7 @@ def test_every_gpu_check_is_on_its_page():
         assert f"| `{check.name}` |" in page
 
 
+@pytest.mark.slow
 def test_gpu_check_prints_the_outcome_of_each_check(tmp_path, monkeypatch, capsys):
     commands = {"good": "slo-bench list systems", "bad": "slo-bench list nothing", "none": ""}
     checks = [

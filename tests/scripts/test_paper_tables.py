@@ -91,6 +91,7 @@ def test_stopped_suite_run_is_continued(tables, results, tmp_path):
     assert not begun.exists()
 
 
+@pytest.mark.slow
 def test_suite_run_keeps_the_files_that_its_page_needs(tables, results):
     assert {path.name for path in (results / "ascendra").iterdir()} == {
         "cells.csv", "environment.json", "experiment.toml",

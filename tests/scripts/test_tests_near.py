@@ -15,10 +15,12 @@ def sources():
     return [PurePath(name) for name in listed.stdout.split() if not name.startswith("tests/")]
 
 
+@pytest.mark.slow
 def test_every_source_file_has_tests(tests_near):
     assert not [str(source) for source in sources() if not tests_near.tests_near(source)]
 
 
+@pytest.mark.slow
 def test_every_exception_names_files_that_the_rules_do_not_find(tests_near):
     for key, pattern in tests_near.EXCEPTIONS.items():
         covered = [source for source in sources() if f"{source}".startswith(key)]

@@ -217,6 +217,7 @@ def modules_of_the_package() -> dict[str, Module]:
     return {name: read_module(path, name, set(files)) for name, path in files.items()}
 
 
+@pytest.mark.slow
 def test_modules_of_an_extra_are_imported_behind_its_guard_alone():
     modules = modules_of_the_package()
     needs = {

@@ -103,6 +103,7 @@ UNDER_PRESSURE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate", "settings", "acting"), UNDER_PRESSURE)
 def test_mechanism_counters_under_pressure_agree_with_records(
     tmp_path, name, rate, settings, acting

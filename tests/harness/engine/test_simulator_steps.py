@@ -151,6 +151,7 @@ CASES["sarathi-cached"] = lambda n: System(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

@@ -131,6 +131,7 @@ def test_worker_process_stops_with_the_run(tmp_path):
     assert 2 <= len(rows) < 32
 
 
+@pytest.mark.slow
 def test_failing_cell_is_named_and_leaves_no_files(tmp_path):
     trace = tmp_path / "long.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,900000,10\n")

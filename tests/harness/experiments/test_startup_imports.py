@@ -25,6 +25,7 @@ def loaded_by(statement: str, **environment: str) -> set[str]:
     return set(shown.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "without"),
     [

@@ -66,6 +66,7 @@ def test_a_run_of_which_no_request_was_served_exits_with_2_and_its_reason(slo_be
     assert [(row["valid"], row["invalid_because"]) for row in rows] == [(False, reason)] * 2
 
 
+@pytest.mark.slow
 def test_resume_measures_cells_without_a_result_again(slo_bench, flipping_server, tmp_path):
     assert run(slo_bench, flipping_server.url, "--rates", "100")[0] == 2
     flipping_server.serves = True
@@ -80,6 +81,7 @@ def test_resume_measures_cells_without_a_result_again(slo_bench, flipping_server
     assert len(environment["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_some_cells_without_a_result_leave_the_exit_code_0(slo_bench, scripted_server, tmp_path):
     def says(peer):
         head = scripted_server.asked[-1]
@@ -110,7 +112,7 @@ def test_capacity_keeps_no_run_of_a_server_that_serves_nothing(tmp_path):
             requests=100,
         )
         with pytest.raises(SloBenchError, match="no result at 200 req/s: not one of"):
-            search_capacity(experiment, tmp_path / "run", asked=CapacityOptions())
+            search_capacity(experiment, tmp_path / "run", options=CapacityOptions())
     assert not (tmp_path / "run").exists()
 
 

@@ -35,6 +35,7 @@ def test_pool_reuses_one_process_for_work_in_turn():
         assert len({pool.begin(os.getpid).result(PATIENCE_S) for _ in range(6)}) == 1
 
 
+@pytest.mark.slow
 def test_pool_result_raises_the_error_of_the_work():
     with LocalPool(1) as pool:
         with pytest.raises(SloBenchError, match="did you mean"):

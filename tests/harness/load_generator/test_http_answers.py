@@ -167,6 +167,7 @@ def test_answer_that_is_not_streamed_has_one_time():
     assert (answer.outcome, answer.prompt_tokens) == (Outcome.FINISHED, 4)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=8).map(lambda t: t or "x"), st.data())
 def test_stream_cut_anywhere_gives_the_same_tokens(text, data):
     events = [event(text), event(text), event(" z", finish="length"), event(usage=usage(3)), DONE]

@@ -250,6 +250,7 @@ def test_empty_answer_is_held_as_none():
         conversations.ended(1, finished(content="x"))
 
 
+@pytest.mark.slow
 def test_conversations_work_over_several_processes():
     asked = sessions(count=5)
     _, got = sent(asked, processes=2)

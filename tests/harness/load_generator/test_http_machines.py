@@ -224,6 +224,7 @@ def test_two_machines_send_the_schedule_of_one(workload):
         assert found.columns.started_s[row] <= found.columns.arrival_s[row] + late_s + 1e-9
 
 
+@pytest.mark.slow
 def test_death_of_a_sending_process_makes_the_level_invalid(workload, monkeypatch):
     senders, children = Machines(0.0, 7.0), {}
 
@@ -242,6 +243,7 @@ def test_death_of_a_sending_process_makes_the_level_invalid(workload, monkeypatc
     assert (found.columns.outcome[~own] == Outcome.CANCELLED).all()
 
 
+@pytest.mark.slow
 def test_lost_machine_makes_the_level_invalid(workload):
     senders = Machines(0.0, 7.0)
     senders.begun = lambda stations: stations[0].lost.set()

@@ -74,6 +74,7 @@ def test_open_loop_sends_without_waiting_for_answers(workload, run):
     assert (found.result.records.outcome == Outcome.FINISHED).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_closed_loop_keeps_its_concurrency_in_flight(workload, run, processes):
     found, truths = run(workload(20, concurrency=4), processes=processes)
@@ -98,6 +99,7 @@ def test_session_waits_for_the_answer_and_think_time(run):
     assert truths[1].received_s - truths[0].last_token_s > 0.049
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_agent_step_waits_for_its_sub_agents(run, processes):
     task = Workload(
@@ -116,6 +118,7 @@ def test_agent_step_waits_for_its_sub_agents(run, processes):
     assert arrival[3] == pytest.approx(ended[2] + 0.05)
 
 
+@pytest.mark.slow
 def test_several_processes_send_everything_once(workload, run):
     blocks = [(row % 3, row) for row in range(12)]
     follows = np.array([-1] * 11 + [2])
@@ -128,6 +131,7 @@ def test_several_processes_send_everything_once(workload, run):
     np.testing.assert_array_equal(found.token_s[::5], found.result.records.first_token_s)
 
 
+@pytest.mark.slow
 def test_error_in_a_sending_process_is_raised(workload):
     with pytest.raises(SloBenchError, match="cannot find no-such-host"):
         measure(workload(), [Endpoint("no-such-host.invalid", 80)], HttpOptions(processes=2))

@@ -112,6 +112,7 @@ def test_run_writes_the_json_of_vllm_bench(tmp_path):
         assert found[f"median_{name}_ms"] <= found[f"p99_{name}_ms"]
 
 
+@pytest.mark.slow
 def test_run_writes_no_api_key_to_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame-open")
     with serving(QUICK) as server:
@@ -185,6 +186,7 @@ def test_client_setting_with_an_error_names_its_line(tmp_path):
         Experiment.load(path)
 
 
+@pytest.mark.slow
 def test_http_example_of_the_help_runs(slo_bench, tmp_path):
     (example,) = [e for e in EXAMPLES if "--base-url" in e and "--executor" not in e]
     arguments = shlex.split(example)[1:]

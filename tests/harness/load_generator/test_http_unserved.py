@@ -125,6 +125,7 @@ def test_rejected_by_a_policy_and_slow_answers_are_results():
     assert unserved_because(silent, {}) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_server_that_refuses_all_gets_a_part_of_the_schedule(workload, run, processes):
     config = MockConfig(fault=InjectedFault.TOO_LONG)
@@ -176,6 +177,7 @@ def test_a_level_that_was_ended_early_is_invalid_though_some_of_it_was_served(wo
     assert (found.invalid_because, found.failed_as) == ("it was ended before its time", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_alive", [True, False])
 def test_a_request_without_a_token_stalls_whatever_keeps_it_alive(
     workload, scripted_server, keeps_alive

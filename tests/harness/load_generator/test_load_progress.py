@@ -52,6 +52,7 @@ def test_progress_of_a_count_has_no_attainment():
     assert _so_far("cell", 12, LoadProgress(12)) == "cell 12"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_load_reports_progress_with_attainment_and_failures(workload, processes):
     load = parse_slo("ttft=30").apply(workload(60, gap_s=0.02), np.random.default_rng(0))
@@ -83,6 +84,7 @@ def test_run_prints_progress_with_attainment(tmp_path, monkeypatch):
     assert ", TTFT " in shown.output
 
 
+@pytest.mark.slow
 def test_run_prints_why_requests_failed(tmp_path):
     # The report needs a valid level, and a busy machine sends late. Of fewer than 20 requests the
     # sent rate is not judged.

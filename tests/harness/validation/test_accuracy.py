@@ -75,6 +75,7 @@ vllm,h100-80g,llama-3.1-8b,1,8192,64,,0.05,2
 """
 
 
+@pytest.mark.slow
 def test_read_folder_reads_a_table_of_highest_rates(tmp_path):
     (tmp_path / "rates.csv").write_text(RATES)
     first, second = read_folder(tmp_path)
@@ -147,6 +148,7 @@ def test_table_of_an_unknown_layout_is_skipped_and_named(own):
     )
 
 
+@pytest.mark.slow
 def test_shipped_measurements_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
@@ -192,6 +194,7 @@ def test_token_budgets_are_vllms_defaults():
     assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load, token_budget=9)) == 9
 
 
+@pytest.mark.slow
 def test_cases_have_the_settings_of_their_harness():
     """AIConfigurator's sweeps: repeated prompts, the checkpoint's KV format, steps by prompt."""
     rows = {m.row: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
@@ -214,6 +217,7 @@ def test_cases_have_the_settings_of_their_harness():
     assert engines == {"vllm": {None}, "trtllm": {None}, "sglang": {None, 8192, 16384, 32768}}
 
 
+@pytest.mark.slow
 def test_servers_have_the_options_of_published_recipes():
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
     shares = {(m.case.engine, m.case.gpu, m.case.model, m.case.tp): set() for m in rows}
@@ -254,6 +258,7 @@ def test_open_loop_counts_answered_requests_alone():
     assert found["e2e_p50"] > 49 * 0.004  # not the answers of one token
 
 
+@pytest.mark.slow
 def test_lmbenchmark_conversations_have_growing_prompts():
     """Prompts of LMBenchmark hold the conversation so far; the second questions came before."""
     levels = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
@@ -357,6 +362,7 @@ def test_servers_poll_for_requests_as_their_recipes_say():
     assert seconds["glm-5", "nvfp4"] == pytest.approx([0.045, 0.045])
 
 
+@pytest.mark.slow
 def test_experts_are_placed_as_the_recipes_say():
     """Recipes of MiniMax-M2.5 turned expert parallelism on in every case, on B200 with Triton's
     kernels before vLLM 0.18; gpt-oss takes Marlin on Hopper.
@@ -381,6 +387,7 @@ def test_experts_are_placed_as_the_recipes_say():
     assert all(c.ep == c.tp * c.dp > 1 for c in early)
 
 
+@pytest.mark.slow
 def test_seen_names_the_rows_used_for_fits():
     """Constants were chosen with these rows in view, and with no others."""
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
@@ -417,6 +424,7 @@ def test_a_gpu_can_be_left_out(own):
     assert whole[0].key != without[0].key
 
 
+@pytest.mark.slow
 def test_a_run_takes_step_times_from_operators(slo_bench):
     options = (
         "--system",
@@ -482,6 +490,7 @@ def test_accuracy_page_shows_every_point(own, tmp_path):
         write_accuracy([], skipped, tmp_path / "none.html")
 
 
+@pytest.mark.slow
 def test_aiconfigurator_is_compared_on_the_rows_that_it_predicted():
     known = aiconfigurator.predictions()
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]

@@ -175,6 +175,7 @@ def test_client_delay_is_estimated_from_a_level_with_queues(tmp_path):
     assert low.validation.client_s == pytest.approx(CLIENT_S, abs=0.002)
 
 
+@pytest.mark.slow
 def test_steps_of_a_level_are_not_used_for_itself(run):
     before = validate_run(run)[0].profile.fits
     text = (run / "servers" / "vllm.steps.jsonl").read_text()
@@ -242,6 +243,7 @@ def test_invalid_level_is_marked(run):
     assert levels[1].validation.notes == ("the level is not valid: sent late",)
 
 
+@pytest.mark.slow
 def test_repeated_level_gives_the_spread_of_the_machine(run):
     assert all(row.within is None for row in validate_run(run)[0].errors())
     measure(run / REPEATED, repeated_cell("low", 2), 5.0, 0, slower=1.3)
@@ -291,6 +293,7 @@ def test_too_few_logged_steps_are_refused(tmp_path):
         validate_run(table(folder, *rows))
 
 
+@pytest.mark.slow
 def test_validate_command_on_a_run_folder(run):
     done = CliRunner().invoke(app, ["validate", str(run), "--json"])
     assert done.exit_code == 0, done.output
@@ -337,6 +340,7 @@ def constant_profile(tmp_path):
     return write_profile(profile, tmp_path / "given.toml")
 
 
+@pytest.mark.slow
 def test_validate_of_a_running_server_needs_a_profile(tmp_path):
     words = ["run", "--workload", "sharegpt", "--requests", "12", "--rates", "100", "--seeds", "1"]
     words += ["--records", "csv", "--out", str(tmp_path / "run"), "--no-report", "--validate"]

@@ -86,6 +86,7 @@ def check(result, trace):
     return everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIMULATED)
 def test_trace_spans_add_up_to_the_time_of_each_request(name):
     plain, result, trace = watched(name)

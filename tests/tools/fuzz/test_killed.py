@@ -113,6 +113,7 @@ def small(**changes):
     return Experiment(**{**settings, **changes})
 
 
+@pytest.mark.slow
 def test_full_disk_is_an_error_and_the_run_is_resumed(tmp_path):
     """A limit on the size of files fails writes as a full disk does."""
     script = textwrap.dedent(

@@ -47,6 +47,7 @@ def test_crossing_recovers_a_logistic_curve(target, slope):
     assert found.low_rps < 10 < found.high_rps
 
 
+@pytest.mark.slow
 def test_crossing_interval_covers_as_stated():
     rng = np.random.default_rng(5)
     rates = [9.4, 9.8, 10.2, 10.6]

@@ -120,6 +120,7 @@ def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
     assert again.rows() == found.rows()
 
 
+@pytest.mark.slow
 def test_capacity_search_continues_with_a_larger_budget(tmp_path):
     small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
     first = search_capacity(experiment(), tmp_path / "run", options=small)
@@ -215,6 +216,7 @@ def over_http(mock, **changes):
     )
 
 
+@pytest.mark.slow
 def test_capacity_of_a_server_over_http(tmp_path):
     with serving(MockConfig(ttft_s=0.002, slots=4, service_s=0.02)) as mock:
         found = search_capacity(

@@ -44,6 +44,7 @@ def test_find_capacity_covers_the_true_capacity_in_twenty_searches():
     assert close >= 39
 
 
+@pytest.mark.slow
 def test_find_capacity_of_two_targets():
     found = find_capacity(QUEUE, start_rps=2.0, options=SearchOptions(targets=(0.99, 0.9)))
     assert [one.target for one in found.capacities] == [0.9, 0.99]
@@ -189,6 +190,7 @@ def test_find_capacity_with_runs_shorter_than_the_slo_is_undecided():
     assert "of 2,000 are left" in found.stopped
 
 
+@pytest.mark.slow
 def test_find_capacity_with_more_budget_decides():
     queue = MdcQueue(4, 1.0, 350.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000, horizons=300.0))
@@ -197,6 +199,7 @@ def test_find_capacity_with_more_budget_decides():
     assert one.low_rps <= queue.capacity_rps(0.9) <= one.high_rps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_find_capacity_low_end_was_run_and_passed(number):
     options = SearchOptions(targets=(0.9, 0.99), first_seed=1000 * number)

@@ -85,6 +85,7 @@ def random_problem(rng, devices, layers, kinds=3):
     return Problem(layers, tuple(made), tuple(map(tuple, hop_s.tolist())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_exact_equals_brute_force_in_500_random_cases(part):
     rng = np.random.default_rng(part)

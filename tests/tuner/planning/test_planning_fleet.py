@@ -50,6 +50,7 @@ class Formula:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5, 4.0]), min_size=24, max_size=24),

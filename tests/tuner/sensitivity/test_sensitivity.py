@@ -143,6 +143,7 @@ def test_study_has_the_base_among_the_points_of_an_axis():
     assert [point.value for point in found.along(host)] == [1.0, 40.0]
 
 
+@pytest.mark.slow
 def test_capacity_falls_as_step_times_grow():
     seen = []
     found = study(

@@ -158,6 +158,7 @@ def test_kv_bytes_sent_by_instances_all_arrive(name, workload):
     assert (result.records.outcome == Outcome.FINISHED).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in CLUSTERS if n not in STILL])
 def test_leaping_nearly_equals_stepping_with_modules_away(name):
     """So that the host may wait a step earlier or later for it than when both are stepped."""
@@ -292,6 +293,7 @@ def test_real_servers_of_unlike_tp_degrees_are_refused(slo_bench):
     assert "leave prefill_tp, decode_tp out" in " ".join(err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate_rps", "options"),
     [

@@ -94,6 +94,7 @@ runs = given(
 # ---------------------------------------------------------------- the engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEM_NAMES)
 @settings(max_examples=12)
 @runs
@@ -472,6 +473,7 @@ class Compared(Collocation):
         return upper_bound
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @runs
 def test_decision_shortcuts_change_no_decision(rate, blocks, seed):

@@ -79,6 +79,7 @@ def request(n, due_s, tokens):
     return r
 
 
+@pytest.mark.slow
 @given(
     moves=st.lists(
         st.one_of(

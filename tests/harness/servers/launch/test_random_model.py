@@ -18,6 +18,7 @@ from slo_bench.harness.servers.launch.random_model import (
 from slo_bench.workloads.errors import SloBenchError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like", ARCHITECTURES)
 @pytest.mark.parametrize("size", ["1m", "4m", "30m", "100m", "1.5b", "20b"])
 def test_random_model_has_about_the_asked_parameters(like: str, size: str) -> None:

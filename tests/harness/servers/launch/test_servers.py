@@ -120,6 +120,7 @@ def test_server_process_and_children_keep_to_their_cores(start):
     assert os.sched_getaffinity(0) == cores_before
 
 
+@pytest.mark.slow
 def test_server_process_without_a_policy_handshake_is_an_error(start):
     with start("ready", system="edf") as server:
         assert server.handshake["hooks"] == ["one"]
