@@ -10,8 +10,10 @@ from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.pages.allowed import table_of
 
 
-def policies_of(one):
-    return [type(part) for part in (one.sharing or one.policy, one.cluster) if part is not None]
+def policies_of(system):
+    return [
+        type(part) for part in (system.sharing or system.policy, system.cluster) if part is not None
+    ]
 
 
 def related(first, second):
@@ -25,24 +27,24 @@ def related(first, second):
 @pytest.mark.parametrize("name", suites())
 def test_suite_lists_the_allowances_of_each_system(name):
     suite = Experiment.suite(name)
-    told = allowances(suite)
-    assert len(told) == sum(len(of.systems) for of in suite.each_variant().values())
-    assert suite.variants or [one.system for one in told] == list(suite.systems)
-    assert all(all(one.row) for one in told)
-    for one in told:
-        fixed = [p for p, values in one.parameters.items() if len(values) == 1]
-        if fixed and len(fixed) == len(one.parameters):
-            system = one.system.partition(" (")[0]  # of a variant
-            assert system in suite.tuning, f"why {one.system} has {fixed} is not said"
+    entries = allowances(suite)
+    assert len(entries) == sum(len(variant.systems) for variant in suite.each_variant().values())
+    assert suite.variants or [entry.system for entry in entries] == list(suite.systems)
+    assert all(all(entry.row) for entry in entries)
+    for entry in entries:
+        fixed = [p for p, values in entry.parameters.items() if len(values) == 1]
+        if fixed and len(fixed) == len(entry.parameters):
+            system = entry.system.partition(" (")[0]  # of a variant
+            assert system in suite.tuning, f"why {entry.system} has {fixed} is not said"
 
 
 @pytest.mark.parametrize("name", suites())
 def test_suite_with_a_dropping_system_has_a_dropping_rival(name):
     suite = Experiment.suite(name)
     droppers = [s for s in suite.systems if any(o.drop_rule for o in configurations(s, suite))]
-    for one in droppers:
-        rivals = [s for s in droppers if not related(SYSTEMS[s], SYSTEMS[one])]
-        assert rivals or len(suite.systems) == 1, f"{one} alone may drop requests"
+    for dropper in droppers:
+        rivals = [s for s in droppers if not related(SYSTEMS[s], SYSTEMS[dropper])]
+        assert rivals or len(suite.systems) == 1, f"{dropper} alone may drop requests"
 
 
 @pytest.mark.parametrize("name", suites())
@@ -62,19 +64,19 @@ def test_suite_uses_one_router_for_all_systems(name):
     suite = Experiment.suite(name)
     if len(suite.router) > 1:
         return  # what the suite compares
-    routers = {one.router for one in allowances(suite)} - {"its own", "none: one instance"}
+    routers = {entry.router for entry in allowances(suite)} - {"its own", "none: one instance"}
     assert len(routers) <= 1
 
 
 def test_allowances_list_swept_values_and_drop_rules():
-    asked = Experiment(
+    experiment = Experiment(
         systems=["ascendra", "vllm"],
         parameters={"ascendra": {"overdue": ["keep", "drop"], "tickets": True}},
         tuning={"vllm": {"note": "as published"}},
         instances=3,
         router="least-loaded",
     )
-    ours, vllm = (dict(zip(HEADS, one.row, strict=True)) for one in allowances(asked))
+    ours, vllm = (dict(zip(HEADS, entry.row, strict=True)) for entry in allowances(experiment))
     assert ours["router"] == "its own"
     assert ours["drops or rejects a request when"] == (
         "its TTFT SLO has passed before it begins (in some configurations)"
@@ -93,7 +95,7 @@ def test_tuning_record_is_shown_and_kept_in_the_run(tmp_path):
         "default_value": 0.5,
         "best_value": 0.75,
     }
-    asked = Experiment(
+    experiment = Experiment(
         systems=["sarathi"],
         parameters={"sarathi": {"chunk_tokens": 2048}},
         tuning={"sarathi": record},
@@ -101,7 +103,7 @@ def test_tuning_record_is_shown_and_kept_in_the_run(tmp_path):
         requests=20,
         seeds=1,
     )
-    result = asked.run(tmp_path / "run", jobs=1)
+    result = experiment.run(tmp_path / "run", jobs=1)
     table = table_of(read_runs([result.folder]))
     [(_, [row])] = table.groups
     assert row[-1] == "40 trials on seeds 10, 11: attainment at 4 req/s 0.5 → 0.75"
@@ -109,7 +111,7 @@ def test_tuning_record_is_shown_and_kept_in_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tuning", "told"),
+    ("tuning", "message"),
     [
         ({"s4": {"note": "x"}}, "tuning are set for 's4'"),
         ({"vllm": {"nte": "x"}}, "did you mean note"),
@@ -117,8 +119,8 @@ def test_tuning_record_is_shown_and_kept_in_the_run(tmp_path):
         ({"vllm": {"trials": 3}}, "needs command, trials, seeds, objective and best_value"),
     ],
 )
-def test_impossible_tuning_record_is_refused(tuning, told):
-    with pytest.raises(SloBenchError, match=told):
+def test_impossible_tuning_record_is_refused(tuning, message):
+    with pytest.raises(SloBenchError, match=message):
         Experiment(systems=["vllm"], tuning=tuning)
 
 
@@ -135,12 +137,12 @@ def test_systems_without_a_drop_rule_drop_no_request():
     workload = load_source("alpaca").make(
         rate_rps=400.0, requests=1500, seed=0, slo=parse_slo("ttft=0.5,e2e=3")
     )
-    for name, one in SYSTEMS.items():
-        if one.sharing or one.cluster or not isinstance(one.policy, Policy):
+    for name, system in SYSTEMS.items():
+        if system.sharing or system.cluster or not isinstance(system.policy, Policy):
             continue
-        records = simulate(workload, one, place.placement, place.step_time.model).records
+        records = simulate(workload, system, place.placement, place.step_time.model).records
         lost = int((records.outcome != 1).sum())
-        assert bool(lost) == bool(one.drop_rule), (name, lost)
+        assert bool(lost) == bool(system.drop_rule), (name, lost)
 
 
 def test_list_suites_shows_allowances():

@@ -42,28 +42,28 @@ def embeds(*rows: tuple[int, int]) -> Workload:
 
 
 def test_texts_longer_than_the_embedders_context_are_refused():
-    asked = embeds((4, 512), (4, 600))
+    workload = embeds((4, 512), (4, 600))
     with pytest.raises(SloBenchError, match="those of request 1 have 600 tokens, e5-large reads 5"):
-        fit_embeds(asked, BESIDE, 1000, "error")
-    assert fit_embeds(asked, BESIDE, 1000, "reject")[1].tolist() == [1]
-    cut, refused = fit_embeds(asked, BESIDE, 1000, "truncate")
+        fit_embeds(workload, BESIDE, 1000, "error")
+    assert fit_embeds(workload, BESIDE, 1000, "reject")[1].tolist() == [1]
+    cut, refused = fit_embeds(workload, BESIDE, 1000, "truncate")
     assert not len(refused)
     assert cut.prompt_tokens.tolist() == [2048, 2048]
 
 
 def test_embedding_passes_larger_than_memory_are_refused():
-    asked = embeds((4, 512), (512, 512))
+    workload = embeds((4, 512), (512, 512))
     needs = BESIDE.blocks([(512, 512)])
-    assert not len(fit_embeds(asked, BESIDE, needs, "error")[1])
-    assert fit_embeds(asked, BESIDE, needs - 1, "reject")[1].tolist() == [1]
+    assert not len(fit_embeds(workload, BESIDE, needs, "error")[1])
+    assert fit_embeds(workload, BESIDE, needs - 1, "reject")[1].tolist() == [1]
     with pytest.raises(SloBenchError, match=f"takes {needs} of {needs - 1} blocks"):
-        fit_embeds(asked, BESIDE, needs - 1, "error")
+        fit_embeds(workload, BESIDE, needs - 1, "error")
 
 
 def test_texts_longer_than_the_language_models_context_are_embedded():
-    asked = embeds((100, 500))
-    assert not len(fit(asked, 1000, "error", reserved=False, embeds_apart=True)[1])
-    assert len(fit(asked, 1000, "reject", reserved=False)[1]) == 1
+    workload = embeds((100, 500))
+    assert not len(fit(workload, 1000, "error", reserved=False, embeds_apart=True)[1])
+    assert len(fit(workload, 1000, "reject", reserved=False)[1]) == 1
 
 
 def test_figures_are_given_for_generation_and_embedding():
@@ -84,13 +84,13 @@ def test_figures_are_given_for_generation_and_embedding():
     everybody = np.ones(4, dtype=bool)
     window = rate_window(records.arrival_s, records.finish_s)
     weights = CollocationObjective(1.0, 2.0, 4.0)
-    found = by_kind(workload, records, everybody, judged.met, window, weights)
-    assert found["llm_attainment"] == pytest.approx(1 / 3)
-    assert found["embed_attainment"] == 1.0
-    assert found["embed_p50_s"] == 0.5
-    assert found["priority_spread"] == 1.0
+    figures = by_kind(workload, records, everybody, judged.met, window, weights)
+    assert figures["llm_attainment"] == pytest.approx(1 / 3)
+    assert figures["embed_attainment"] == 1.0
+    assert figures["embed_p50_s"] == 0.5
+    assert figures["priority_spread"] == 1.0
     # One of four finishes by the last arrival, at 4 s.
-    assert found["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.25)
+    assert figures["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.25)
     alone = dataclasses.replace(workload, request_type=np.zeros(4, dtype=np.int64))
     assert by_kind(alone, records, everybody, judged.met, window, weights) == {}
 
@@ -199,10 +199,10 @@ def test_embed_instances_must_leave_one_to_generate():
 def test_several_embedders_waiting_for_memory_end():
     """None gives anything back meanwhile: they need not stop for each other at every instant."""
     crowd = "mix(chat=synthetic(prompt=100,output=400):6,embed=embed(texts=128,tokens=512):1)"
-    asked = experiment(
+    crowded_experiment = experiment(
         systems="vllm", workload=crowd, instances=3, num_gpu_blocks=300, rates=[30.0], requests=150
     )
-    cell = asked.plan().cells[0]
+    cell = crowded_experiment.plan().cells[0]
     place, workload = placed(cell.placement), workload_of(cell)
     result = simulate(
         workload,

@@ -50,19 +50,19 @@ def rows(tmp_path, **settings):
 
 
 def test_one_lane_keeps_one_gpu_busy_at_a_time(tmp_path, file):
-    found = rows(tmp_path, device_map=(file(), file(lanes=2)), rates=(50.0,))
-    assert found["gpus"].tolist() == [2, 2]
-    assert set(found["gpu"]) == {"rtx-3090@350w+rtx-3090@150w"}
-    one, two = found["gpu_utilisation"]
-    assert one == pytest.approx(0.5, abs=0.01)
-    assert 0.5 < two <= 1
+    cells = rows(tmp_path, device_map=(file(), file(lanes=2)), rates=(50.0,))
+    assert cells["gpus"].tolist() == [2, 2]
+    assert set(cells["gpu"]) == {"rtx-3090@350w+rtx-3090@150w"}
+    one_lane, two_lanes = cells["gpu_utilisation"]
+    assert one_lane == pytest.approx(0.5, abs=0.01)
+    assert 0.5 < two_lanes <= 1
 
 
 def test_requests_wait_until_the_maps_ready_s(tmp_path, file):
-    found = rows(tmp_path, device_map=(file(), file(ready_s=100.0)))
-    soon, late = found["e2e_mean_s"]
+    cells = rows(tmp_path, device_map=(file(), file(ready_s=100.0)))
+    soon, late = cells["e2e_mean_s"]
     assert late > soon + 60  # all 40 come within about 40 s
-    assert found["finished"].tolist() == [40, 40]
+    assert cells["finished"].tolist() == [40, 40]
 
 
 def test_an_even_map_of_equal_gpus_is_pp(tmp_path, file):
@@ -95,13 +95,13 @@ def test_settings_impossible_with_a_device_map_are_refused(file, settings, probl
 
 
 def test_device_map_column_names_the_map(tmp_path, file):
-    found = pd.DataFrame(rows(tmp_path, device_map=(file(), file(ready_s=1.0))))
-    assert found["device_map"].str.endswith(".json").all()
+    cells = pd.DataFrame(rows(tmp_path, device_map=(file(), file(ready_s=1.0))))
+    assert cells["device_map"].str.endswith(".json").all()
 
 
 def test_replayed_cell_starts_at_the_maps_ready_s(tmp_path, file):
-    found = rows(tmp_path, device_map=file(ready_s=100.0))
-    again = replay(tmp_path / "run", found["cell"][0])
+    cells = rows(tmp_path, device_map=file(ready_s=100.0))
+    again = replay(tmp_path / "run", cells["cell"][0])
     assert len(again.trace.instances) == 1  # one lane
-    assert again.result.totals.makespan_s == pytest.approx(found["makespan_s"][0], rel=0.05)
+    assert again.result.totals.makespan_s == pytest.approx(cells["makespan_s"][0], rel=0.05)
     assert again.result.records.first_scheduled_s.min() >= 100.0

@@ -27,8 +27,8 @@ from slo_bench.tuner.capacity.folder import prediction_band
 
 @pytest.fixture(scope="module")
 def cell():
-    asked = Experiment(systems=["vllm"], rates=[4], requests=200, seeds=1, gpu="h200-141g")
-    [spec] = plan(asked).cells
+    experiment = Experiment(systems=["vllm"], rates=[4], requests=200, seeds=1, gpu="h200-141g")
+    [spec] = plan(experiment).cells
     workload = workload_of(spec)
     result = simulated(spec, workload, None)
     return spec, workload, result, dict(simulated_figures(spec, workload, result))
@@ -40,12 +40,12 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
     setting = setting_of(spec, sample, row)
     assert (setting.engine, setting.gpu, setting.step_time) == ("vllm", "h200-141g", UNFITTED)
     low, high = residuals().spread(setting, ("ttft_p99",)).factors()
-    found = band_columns(spec, sample, row)
-    assert found["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
-    assert found["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
-    assert found["band_low_attainment"] <= found["band_high_attainment"]
-    assert found["band_basis"].startswith("unfitted, h200-141g, tp 1, ")
-    assert "band_low_throughput_rps" not in found  # the offered rate sets it
+    columns = band_columns(spec, sample, row)
+    assert columns["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
+    assert columns["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
+    assert columns["band_low_attainment"] <= columns["band_high_attainment"]
+    assert columns["band_basis"].startswith("unfitted, h200-141g, tp 1, ")
+    assert "band_low_throughput_rps" not in columns  # the offered rate sets it
 
 
 def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
@@ -59,18 +59,22 @@ def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
 
 def test_probability_of_meeting_falls_with_the_target(cell):
     spec, workload, result, row = cell
-    asked = [share_that_keeps(spec, workload, result, row, t) for t in (0.0, 0.5, 0.9, 1.0)]
-    assert asked[0] == 1.0
-    assert asked == sorted(asked, reverse=True)
+    shares = [share_that_keeps(spec, workload, result, row, t) for t in (0.0, 0.5, 0.9, 1.0)]
+    assert shares[0] == 1.0
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
     spec, workload, result, row = cell
     from slo_bench.harness.experiments.execution import bands
 
-    known = bands.placed(spec.placement)
-    told = dataclasses.replace(known.step_time, provenance="profile mine.json", fitted=True)
-    monkeypatch.setattr(bands, "placed", lambda of: dataclasses.replace(known, step_time=told))
+    deployment = bands.placed(spec.placement)
+    fitted_step_time = dataclasses.replace(
+        deployment.step_time, provenance="profile mine.json", fitted=True
+    )
+    monkeypatch.setattr(
+        bands, "placed", lambda _: dataclasses.replace(deployment, step_time=fitted_step_time)
+    )
     assert band_columns(spec, sampled(workload, result), row) == {}
 
 

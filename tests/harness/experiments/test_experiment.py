@@ -57,7 +57,7 @@ def test_resolved_experiment_gives_the_same_bytes_on_any_number_of_jobs(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked", "processes"),
+    ("changes", "jobs", "processes"),
     [
         ({}, None, 1),
         ({}, 3, 3),
@@ -66,7 +66,7 @@ def test_resolved_experiment_gives_the_same_bytes_on_any_number_of_jobs(tmp_path
         ({"requests": None, "duration_s": 700}, None, 4),
     ],
 )
-def test_short_runs_start_few_processes(tmp_path, monkeypatch, changes, asked, processes):
+def test_short_runs_start_few_processes(tmp_path, monkeypatch, changes, jobs, processes):
     """8 cells of 20 requests, or of so many that three or five processes would have 4,000 each."""
     begun = []
 
@@ -76,7 +76,7 @@ def test_short_runs_start_few_processes(tmp_path, monkeypatch, changes, asked, p
 
     monkeypatch.setattr(experiment, "LocalExecutor", Told)
     monkeypatch.setattr(experiment, "cores", lambda: 4)
-    small(**changes).run(tmp_path / "run", jobs=asked)
+    small(**changes).run(tmp_path / "run", jobs=jobs)
     assert begun == [processes]
 
 
@@ -230,8 +230,8 @@ def test_policy_file_runs_in_worker_processes(tmp_path, monkeypatch):
     rows = result.rows()
     assert [row["system"] for row in rows] == ["newest", "newest", "vllm", "vllm"]
     assert rows[1]["ttft_p99_s"] != rows[3]["ttft_p99_s"]
-    own = str(tmp_path / "newest.py")
-    assert Experiment.load("out/experiment.toml").systems == (own, "vllm")
+    policy_file = str(tmp_path / "newest.py")
+    assert Experiment.load("out/experiment.toml").systems == (policy_file, "vllm")
 
 
 @pytest.mark.parametrize(

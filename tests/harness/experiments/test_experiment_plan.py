@@ -12,11 +12,11 @@ def cells(**settings):
 
 
 def test_every_combination_is_a_cell_and_every_axis_a_column():
-    found = cells(systems=["vllm", "orca"], tp=[1, 2], rates=[1, 2], seeds=2, slo_scale=[1, 0.5])
-    assert len(found) == 2 * 2 * 2 * 2 * 2
-    assert found[0].cell == "vllm_tp-1_slo-scale-1_rate-1_seed-0"
-    assert list(found[0].columns)[8:] == ["replay_speed", "seed", "tp", "slo_scale"]
-    assert {(c.columns["tp"], c.columns["gpus"]) for c in found} == {(1, 1), (2, 2)}
+    specs = cells(systems=["vllm", "orca"], tp=[1, 2], rates=[1, 2], seeds=2, slo_scale=[1, 0.5])
+    assert len(specs) == 2 * 2 * 2 * 2 * 2
+    assert specs[0].cell == "vllm_tp-1_slo-scale-1_rate-1_seed-0"
+    assert list(specs[0].columns)[8:] == ["replay_speed", "seed", "tp", "slo_scale"]
+    assert {(c.columns["tp"], c.columns["gpus"]) for c in specs} == {(1, 1), (2, 2)}
 
 
 def test_setting_with_one_value_has_no_column():
@@ -27,14 +27,14 @@ def test_setting_with_one_value_has_no_column():
 
 
 def test_num_gpu_blocks_and_num_cpu_blocks_are_settings_and_axes():
-    found = cells(num_gpu_blocks=[128, 256], num_cpu_blocks=[0, 64])
-    assert [(c.columns["num_gpu_blocks"], c.columns["num_cpu_blocks"]) for c in found] == [
+    specs = cells(num_gpu_blocks=[128, 256], num_cpu_blocks=[0, 64])
+    assert [(c.columns["num_gpu_blocks"], c.columns["num_cpu_blocks"]) for c in specs] == [
         (128, 0),
         (128, 64),
         (256, 0),
         (256, 64),
     ]
-    places = [placed(c.placement).placement for c in found]
+    places = [placed(c.placement).placement for c in specs]
     assert {(p.num_gpu_blocks, p.num_cpu_blocks) for p in places} == {
         (128, 0),
         (128, 64),
@@ -48,9 +48,9 @@ def test_num_gpu_blocks_and_num_cpu_blocks_are_settings_and_axes():
 
 def test_num_gpu_blocks_and_num_cpu_blocks_survive_the_file(tmp_path):
     path = tmp_path / "few.toml"
-    asked = Experiment(systems="vllm", num_gpu_blocks=128, num_cpu_blocks=[32, 64])
-    path.write_text(asked.to_toml())
-    assert Experiment.load(path) == asked
+    experiment = Experiment(systems="vllm", num_gpu_blocks=128, num_cpu_blocks=[32, 64])
+    path.write_text(experiment.to_toml())
+    assert Experiment.load(path) == experiment
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_impossible_block_numbers_are_refused(settings, complaint):
 
 
 def test_parameters_are_swept_for_their_own_system_only():
-    found = cells(
+    specs = cells(
         systems=["vllm", "sarathi"],
         parameters={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": 64}},
     )
-    assert [(c.system, dict(c.parameters)) for c in found] == [
+    assert [(c.system, dict(c.parameters)) for c in specs] == [
         ("vllm", {}),
         ("sarathi", {"chunk_tokens": 256, "max_num_seqs": 64}),
         ("sarathi", {"chunk_tokens": 512, "max_num_seqs": 64}),
     ]
-    assert found[1].columns["sarathi.chunk_tokens"] == 256
-    assert found[1].cell == "sarathi_chunk-tokens-256_rate-1_seed-0"
-    assert "sarathi.max_num_seqs" not in found[1].columns
+    assert specs[1].columns["sarathi.chunk_tokens"] == 256
+    assert specs[1].cell == "sarathi_chunk-tokens-256_rate-1_seed-0"
+    assert "sarathi.max_num_seqs" not in specs[1].columns
 
 
 def test_tp_and_instances_are_chosen_from_model_and_gpus():
@@ -92,13 +92,13 @@ def test_tp_and_instances_are_chosen_from_model_and_gpus():
 
 
 def test_slo_tables_have_readable_columns():
-    found = cells(slo=[{"ttft": 1, "tpot": 0.1, "chat": {"ttft": 0.5}}, "e2e=10"])
-    assert [c.columns["slo"] for c in found] == ["ttft=1,tpot=0.1; chat:ttft=0.5", "e2e=10"]
+    specs = cells(slo=[{"ttft": 1, "tpot": 0.1, "chat": {"ttft": 0.5}}, "e2e=10"])
+    assert [c.columns["slo"] for c in specs] == ["ttft=1,tpot=0.1; chat:ttft=0.5", "e2e=10"]
 
 
 def test_cell_names_are_distinct_file_names():
-    found = cells(slo=["ttft=1", "ttft=1;", "ttft=2"])
-    names = [c.cell for c in found]
+    specs = cells(slo=["ttft=1", "ttft=1;", "ttft=2"])
+    names = [c.cell for c in specs]
     assert len(set(names)) == 3
     assert not any("/" in name or "=" in name for name in names)
 
@@ -152,17 +152,17 @@ def test_two_digits_rounds_rates(value, rounded):
 
 
 def test_warmup_may_be_a_share_of_the_requests():
-    asked = Experiment(
+    experiment = Experiment(
         systems="vllm", workload="alpaca", rates=[2.0, 4.0], requests=100, warmup_share=0.2
     )
-    assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
+    assert {c.rate_rps: c.warmup_s for c in experiment.plan().cells} == {2.0: 10.0, 4.0: 5.0}
     with pytest.raises(SloBenchError, match="warmup_share needs rates or load_factors"):
         Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()
 
 
 def test_parameters_one_at_a_time_vary_each_beside_the_first_values():
     """Each value alone beside the first ones of the others; a column only where it differs."""
-    asked = Experiment(
+    experiment = Experiment(
         systems=["ascendra"],
         parameters={"ascendra": {"value": ["edf", "sjf", "fcfs"], "tickets": [True, False]}},
         combinations="one-at-a-time",
@@ -170,21 +170,23 @@ def test_parameters_one_at_a_time_vary_each_beside_the_first_values():
         rates=[4],
         seeds=1,
     )
-    cells = asked.plan().cells
+    cells = experiment.plan().cells
     assert [(c.parameters["value"], c.parameters["tickets"]) for c in cells] == [
         ("edf", True),
         ("sjf", True),
         ("fcfs", True),
         ("edf", False),
     ]
-    own = [{k: v for k, v in c.columns.items() if k.startswith("ascendra.")} for c in cells]
-    assert own == [
+    swept_columns = [
+        {k: v for k, v in c.columns.items() if k.startswith("ascendra.")} for c in cells
+    ]
+    assert swept_columns == [
         {},
         {"ascendra.value": "sjf"},
         {"ascendra.value": "fcfs"},
         {"ascendra.tickets": False},
     ]
-    assert len(asked.model_copy(update={"combinations": "all"}).plan().cells) == 6
+    assert len(experiment.model_copy(update={"combinations": "all"}).plan().cells) == 6
 
 
 def test_host_link_and_prefill_overhead_lengthen_steps():

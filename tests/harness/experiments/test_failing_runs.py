@@ -66,10 +66,10 @@ def test_requests_of_a_failed_instance_are_rerouted_or_reported(tmp_path, name):
 
 def test_replayed_cell_repeats_its_failures(tmp_path):
     ask(failures=("3@8s..12s",)).run(tmp_path)
-    (found,) = pd.read_csv(tmp_path / "cells.csv").to_dict("records")
-    again = replay(tmp_path, found["cell"]).result
+    (row,) = pd.read_csv(tmp_path / "cells.csv").to_dict("records")
+    again = replay(tmp_path, row["cell"]).result
     assert again.records.preemptions_recompute.sum() > 0
-    assert again.totals.steps == found["iterations"]
+    assert again.totals.steps == row["iterations"]
 
 
 @pytest.mark.parametrize(

@@ -87,18 +87,18 @@ def quantile(name):
 def test_figures_in_blocks_equal_those_of_all_requests(changes, in_small_blocks, tmp_path):
     spec = spec_of(**changes)
     exact = cells.run_cell(spec, tmp_path / "exact", records="csv")
-    found = cells.run_cell(spec, tmp_path / "found", records="none")
+    blockwise = cells.run_cell(spec, tmp_path / "found", records="none")
     assert "quantile_error" not in exact
-    assert found.pop("quantile_error") == RELATIVE_ERROR
-    assert list(found) == list(exact)
+    assert blockwise.pop("quantile_error") == RELATIVE_ERROR
+    assert list(blockwise) == list(exact)
     for name, value in exact.items():
         if quantile(name):
-            assert found[name] == pytest.approx(value, rel=1.001 * RELATIVE_ERROR, nan_ok=True)
+            assert blockwise[name] == pytest.approx(value, rel=1.001 * RELATIVE_ERROR, nan_ok=True)
         elif isinstance(value, float):
-            assert found[name] == pytest.approx(value, rel=1e-9, abs=2e-9, nan_ok=True), name
+            assert blockwise[name] == pytest.approx(value, rel=1e-9, abs=2e-9, nan_ok=True), name
         else:
-            assert found[name] == value, name
-    timelines = [(tmp_path / of / "timelines").glob("*") for of in ("exact", "found")]
+            assert blockwise[name] == value, name
+    timelines = [(tmp_path / folder / "timelines").glob("*") for folder in ("exact", "found")]
     assert [path.read_bytes() for path in timelines[0]] == [p.read_bytes() for p in timelines[1]]
     assert not (tmp_path / "found" / "requests").exists()
 
@@ -106,11 +106,11 @@ def test_figures_in_blocks_equal_those_of_all_requests(changes, in_small_blocks,
 @pytest.mark.slow
 def test_long_cell_cases_drop_reject_truncate_and_overtake(in_small_blocks, tmp_path):
     rows = [cells.run_cell(spec_of(**case), tmp_path, records="none") for case in CASES]
-    seen = {
+    highest = {
         name: max(float(row.get(name) or 0) for row in rows)
         for name in ("dropped", "rejected", "overlong", "overlong_truncated", "count_overtakes")
     }
-    assert min(seen.values()) > 0, seen
+    assert min(highest.values()) > 0, highest
     assert {row["stationary"] for row in rows} >= {True, False}
     assert max(row["preemptions_recompute"] for row in rows) > 0
     assert any(name.startswith("wait_mean_s_") for row in rows for name in row)
@@ -126,12 +126,12 @@ def test_blocks_pass_on_every_request_once_and_in_order(changes, in_small_blocks
         "overlong_requests": spec.overlong_requests,
         "failures": parse_failures(spec.failures) if spec.failures else (),
     }
-    of = (chosen, place.placement, place.step_time.model)
-    whole = simulate(cells.workload_of(spec), *of, **options)
+    arguments = (chosen, place.placement, place.step_time.model)
+    whole = simulate(cells.workload_of(spec), *arguments, **options)
     blocks, ended = list[EndedBlock](), []
-    told = simulate_blocks(
+    blockwise = simulate_blocks(
         cells.in_blocks(spec),
-        *of,
+        *arguments,
         blocks.append,
         progress=lambda done, _: ended.append(done),
         **options,
@@ -147,10 +147,10 @@ def test_blocks_pass_on_every_request_once_and_in_order(changes, in_small_blocks
         joined = np.concatenate([getattr(block.served, name) for block in blocks])
         assert joined.tolist() == getattr(served, name).tolist()
     assert ended[-1] == len(served)
-    assert (told.overlong, len(told.records)) == (whole.overlong, 0)
-    assert told.gaps.count.sum() == whole.gaps.count.sum()
-    assert told.gaps.mean_s() == pytest.approx(whole.gaps.mean_s(), rel=1e-12, nan_ok=True)
-    assert str((told.totals, told.instances)) == str((whole.totals, whole.instances))
+    assert (blockwise.overlong, len(blockwise.records)) == (whole.overlong, 0)
+    assert blockwise.gaps.count.sum() == whole.gaps.count.sum()
+    assert blockwise.gaps.mean_s() == pytest.approx(whole.gaps.mean_s(), rel=1e-12, nan_ok=True)
+    assert str((blockwise.totals, blockwise.instances)) == str((whole.totals, whole.instances))
 
 
 def test_errors_in_blocks_equal_those_of_the_whole(in_small_blocks, tmp_path):
@@ -261,13 +261,13 @@ def test_stationarity_in_blocks_equals_that_of_the_whole(seed, n, horizon_s, war
         some = slice(first, first + rows)
         columns = {f.name: getattr(records, f.name)[some] for f in dataclasses.fields(Records)}
         fold.add(EndedBlock(first, nothing, nothing, Records(**columns)), met[some])
-    found = fold.batches()
-    for field in dataclasses.fields(found):
-        value, asked = getattr(found, field.name), getattr(exact, field.name)
+    batches = fold.batches()
+    for field in dataclasses.fields(batches):
+        value, expected = getattr(batches, field.name), getattr(exact, field.name)
         if field.name in ("backlog", "waiting"):
             # Expected numbers in the system of about 10, rounded to whole requests.
-            assert np.abs(np.subtract(value, asked)).max() <= 1, field.name
-        elif isinstance(asked, float):
-            assert math.isclose(value, asked, rel_tol=1e-12), field.name
+            assert np.abs(np.subtract(value, expected)).max() <= 1, field.name
+        elif isinstance(expected, float):
+            assert math.isclose(value, expected, rel_tol=1e-12), field.name
         else:
-            assert value == asked, field.name
+            assert value == expected, field.name

@@ -60,12 +60,12 @@ def test_multi_model_plan_refuses_impossible_settings(changes: dict[str, Any], s
 
 
 def test_derive_slo_prints_slos_of_each_model() -> None:
-    asked = ["derive-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
-    asked += ["--duration", "120"]
-    result = CliRunner().invoke(app, asked)
+    arguments = ["derive-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
+    arguments += ["--duration", "120"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     entries = parse_slo(result.output.strip()).entries
     assert [entry.class_name for entry in entries] == ["llama-3.2-1b", "llama-3.1-8b"]
     assert all(set(entry.bounds) == {"ttft", "tpot"} for entry in entries)
-    wrong = CliRunner().invoke(app, [*asked, "--bound", "e2e"])
+    wrong = CliRunner().invoke(app, [*arguments, "--bound", "e2e"])
     assert wrong.exit_code != 0

@@ -57,15 +57,15 @@ def two_nodes():
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a run left, but for where and when it ran and how long that took."""
-    found = {
+    contents = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and path.name not in ("environment.json", ".lock")
     }
-    if CAPACITY_FILE in found:
-        plain = json.loads(found[CAPACITY_FILE], object_hook=without_wall_s)
-        found[CAPACITY_FILE] = json.dumps(plain).encode()
-    return found
+    if CAPACITY_FILE in contents:
+        plain = json.loads(contents[CAPACITY_FILE], object_hook=without_wall_s)
+        contents[CAPACITY_FILE] = json.dumps(plain).encode()
+    return contents
 
 
 def without_wall_s(plain: dict[str, object]) -> dict[str, object]:
@@ -90,7 +90,7 @@ def test_run_on_two_nodes_equals_one_process(tmp_path, lose):
 @pytest.mark.parametrize("lose", [False, True])
 def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
     searched = Experiment(systems=["vllm", "sarathi", "orca"], requests=200, seeds=3)
-    asked = CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=10_000)
+    options = CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=10_000)
     runs = 0
     with two_nodes() as (cluster, other):
 
@@ -101,8 +101,8 @@ def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
                 cluster.remove_node(other, allow_graceful=False)
 
         with OnRay(cluster.address).pool() as pool:
-            search_capacity(searched, tmp_path / "ray", options=asked, pool=pool, progress=watch)
-    search_capacity(searched, tmp_path / "here", options=asked)
+            search_capacity(searched, tmp_path / "ray", options=options, pool=pool, progress=watch)
+    search_capacity(searched, tmp_path / "here", options=options)
     assert runs > 20
     assert files(tmp_path / "ray") == files(tmp_path / "here")
 
@@ -123,12 +123,12 @@ def test_tune_on_two_nodes_equals_one_process(tmp_path, lose):
                 cluster.remove_node(other, allow_graceful=False)
 
         with OnRay(cluster.address).pool() as pool:
-            found = tune(tuned, settings, tmp_path / "ray", pool=pool, progress=watch)
+            tuning = tune(tuned, settings, tmp_path / "ray", pool=pool, progress=watch)
     here = tune(tuned, settings, tmp_path / "here")
-    assert len(found.found.trials) == 6
-    assert {row.state for row in found.found.trials} <= {"finished", "lost"}
-    assert found.found.best[0].configuration == here.found.best[0].configuration
-    assert found.confirmed[0] == here.confirmed[0]
+    assert len(tuning.found.trials) == 6
+    assert {row.state for row in tuning.found.trials} <= {"finished", "lost"}
+    assert tuning.found.best[0].configuration == here.found.best[0].configuration
+    assert tuning.confirmed[0] == here.confirmed[0]
     there, alone = runs_in(tmp_path / "ray"), runs_in(tmp_path / "here")
     both = there.keys() & alone.keys()
     assert len(both) > 10
@@ -137,22 +137,22 @@ def test_tune_on_two_nodes_equals_one_process(tmp_path, lose):
 
 def runs_in(folder: Path) -> dict[tuple[object, ...], object]:
     """What became of each run of each configuration, none of which was made twice."""
-    found: dict[tuple[object, ...], object] = {}
+    runs: dict[tuple[object, ...], object] = {}
     for path in folder.rglob("*.jsonl"):
         for text in path.read_text().splitlines():
             line = json.loads(text, object_hook=without_wall_s)
             run = (path.stem, line["rate_rps"], line["seed"], line["requests"])
-            assert run not in found
-            found[run] = line
-    return found
+            assert run not in runs
+            runs[run] = line
+    return runs
 
 
 def loaded(folder: Path, url: str, watch=None, address: str | None = None):
     """A level at 10 req/s for 6 s and one of 2 s from all machines, and its rows."""
     client = {"base_urls": (url,), "send_delay_limit_s": 60.0}
     settings = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(5)", "requests": 60}
-    asked = Experiment(backend="openai", client=client, rates=[10, 30], seeds=1, **settings)
-    return asked.run(folder, executor=OnRay(address), progress=watch).rows()
+    experiment = Experiment(backend="openai", client=client, rates=[10, 30], seeds=1, **settings)
+    return experiment.run(folder, executor=OnRay(address), progress=watch).rows()
 
 
 @needs_ray
@@ -206,7 +206,7 @@ def test_sender_with_another_version_is_refused(there, refused):
     class Told:
         machine = "10.0.0.2"
 
-        def call(self, method, *given):
+        def call(self, method, *arguments):
             assert method == "version"
             answer = Future()
             answer.set_result(there)
@@ -219,8 +219,8 @@ def test_sender_with_another_version_is_refused(there, refused):
 
 def test_request_details_come_back_from_a_node():
     spec = ASKED.plan().cells[0]
-    given = (dataclasses.asdict(spec), "csv")
-    row, details = _done(__version__, _cell.__module__, _cell.__name__, given)
+    arguments = (dataclasses.asdict(spec), "csv")
+    row, details = _done(__version__, _cell.__module__, _cell.__name__, arguments)
     assert row["cell"] == spec.cell
     assert set(details) == {f"{kind}/{spec.cell}.csv.gz" for kind in ("requests", "timelines")}
 
@@ -251,6 +251,6 @@ def test_launched_servers_are_measured_from_this_machine(tmp_path, monkeypatch):
     class Elsewhere(LocalExecutor):
         pass
 
-    asked = Experiment(backend="torch", model="tiny-llama", rates=[1])
+    experiment = Experiment(backend="torch", model="tiny-llama", rates=[1])
     with pytest.raises(SloBenchError, match="running servers"):
-        asked.run(tmp_path / "run", executor=Elsewhere(1))
+        experiment.run(tmp_path / "run", executor=Elsewhere(1))

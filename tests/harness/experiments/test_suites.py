@@ -29,7 +29,7 @@ def longest_answer_s(spec: CellSpec) -> float:
         steps = [placed(spec.placement).step_time.model]
     else:
         models = models_of(spec.placement, spec.workload, spec.instances)
-        steps = [one.step_time for one in models.values()]
+        steps = [deployment.step_time for deployment in models.values()]
     longest = int(workload.output_tokens.argmax())
     tokens = int(workload.output_tokens[longest])
     kv_tokens = int(workload.prompt_tokens[longest]) + tokens // 2
@@ -38,11 +38,11 @@ def longest_answer_s(spec: CellSpec) -> float:
 
 def lightest(cells: list[CellSpec]) -> list[CellSpec]:
     """One cell of each workload, SLO and placement: that of the lowest rate and the most GPUs."""
-    found: dict[tuple[object, ...], CellSpec] = {}
+    representatives: dict[tuple[object, ...], CellSpec] = {}
     for spec in sorted(cells, key=lambda spec: (spec.rate_rps or 0.0, -spec.instances)):
         slo = (str(spec.slo), spec.slo_scale)
-        found.setdefault((spec.workload, spec.placement, slo, spec.duration_s), spec)
-    return list(found.values())
+        representatives.setdefault((spec.workload, spec.placement, slo, spec.duration_s), spec)
+    return list(representatives.values())
 
 
 @pytest.mark.parametrize("name", suites())

@@ -88,7 +88,7 @@ def test_some_cells_without_a_result_leave_the_exit_code_0(slo_bench, scripted_s
         if b"/v1/models" in head:
             peer.sendall(answer(b"200 OK", MODELS))
             return
-        sent = sum(b"/v1/completions" in one for one in scripted_server.asked)
+        sent = sum(b"/v1/completions" in request_head for request_head in scripted_server.asked)
         peer.sendall(answer(b"200 OK", BODY) if sent <= 4 else answer(b"500 Broken", b"{}"))
 
     url = scripted_server(says)
@@ -131,8 +131,8 @@ def workload():
     return make
 
 
-def starts(made):
-    return {prompt[:4] for prompt in made}
+def starts(token_prompts):
+    return {prompt[:4] for prompt in token_prompts}
 
 
 def test_prompts_repeat_with_the_salt_alone(workload):

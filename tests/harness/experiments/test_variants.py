@@ -43,8 +43,8 @@ def test_cells_of_variants_follow_one_another():
         == 4 + 8 + 4
         == estimate(experiment()).cells
     )
-    found = [(c.columns["variant"], c.system, c.placement.tp, c.instances) for c in cells]
-    assert list(dict.fromkeys(found)) == [
+    deployments = [(c.columns["variant"], c.system, c.placement.tp, c.instances) for c in cells]
+    assert list(dict.fromkeys(deployments)) == [
         ("tp4", "vllm", 4, 1),
         ("4 × tp1", "vllm", 1, 4),
         ("split", "distserve", 1, 4),
@@ -57,9 +57,9 @@ def test_cells_of_variants_follow_one_another():
 
 def test_variant_cells_equal_those_of_its_settings_alone():
     alone = Experiment(**SETTINGS, tp=4).plan().cells
-    of = [c for c in experiment().plan().cells if c.columns["variant"] == "tp4"]
+    variant_cells = [c for c in experiment().plan().cells if c.columns["variant"] == "tp4"]
     plain = ("workload", "placement", "instances", "rate_rps", "seed", "parameters")
-    assert [[getattr(c, n) for n in plain] for c in of] == [
+    assert [[getattr(c, n) for n in plain] for c in variant_cells] == [
         [getattr(c, n) for n in plain] for c in alone
     ]
 
@@ -95,10 +95,10 @@ def test_policy_file_of_a_variant_needs_trust_code(tmp_path):
     (tmp_path / "own.py").write_text("raise SystemExit(9)\n")
     path = tmp_path / "code.toml"
     path.write_text('[variants.a]\nsystems = "own.py"\n')
-    said = []
-    with asking(said.append, ()):
+    questions = []
+    with asking(questions.append, ()):
         Experiment.load(path)
-    assert "own.py, a policy file that runs with your rights" in said[0]
+    assert "own.py, a policy file that runs with your rights" in questions[0]
 
 
 def test_run_with_variants_is_resumed_and_read(tmp_path):
@@ -115,8 +115,8 @@ def test_run_with_variants_is_resumed_and_read(tmp_path):
 
 
 def test_allowances_name_the_variant():
-    found = [one.system for one in allowances(experiment())]
-    assert found == ["vllm (tp4)", "vllm (4 × tp1)", "distserve (split)"]
+    systems = [entry.system for entry in allowances(experiment())]
+    assert systems == ["vllm (tp4)", "vllm (4 × tp1)", "distserve (split)"]
 
 
 def test_one_variant_of_a_file_runs_alone(slo_bench, tmp_path):

@@ -25,7 +25,9 @@ PATIENCE_S = 60
 def test_pool_results_come_from_other_processes():
     with LocalPool(2) as pool:
         begun = [pool.begin(math.factorial, number) for number in range(20)]
-        assert [one.result(PATIENCE_S) for one in begun] == [math.factorial(n) for n in range(20)]
+        assert [pending.result(PATIENCE_S) for pending in begun] == [
+            math.factorial(n) for n in range(20)
+        ]
         assert pool.begin(os.getpid).result(PATIENCE_S) != os.getpid()
         assert pool.at_once == 2
 
@@ -65,9 +67,9 @@ def test_stopped_pool_ends_all_pending_results():
     pool = LocalPool(1)
     begun = [pool.begin(time.sleep, 600), pool.begin(time.sleep, 600)]
     pool.stop()
-    for one in begun:
+    for pending in begun:
         with pytest.raises((CancelledError, NotDoneError)):
-            one.result(PATIENCE_S)
+            pending.result(PATIENCE_S)
     with pytest.raises(CancelledError):
         pool.begin(abs, -1)
     pool.stop()

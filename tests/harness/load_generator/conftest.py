@@ -29,13 +29,13 @@ def run():
         # A late client is another matter, and has its own tests.
         options = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0, "processes": 1, **options}
         with serving(config or MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
-            found = measure(
+            measurement = measure(
                 workload, [Endpoint.parse(server.url)], HttpOptions(**options), router=router
             )
             try:
                 truths = server.truths()
             except OSError:  # it died, as it was told to
                 truths = []
-        return found, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
+        return measurement, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 
     return run_it

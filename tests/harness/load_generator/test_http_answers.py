@@ -30,7 +30,7 @@ def usage(tokens, prompt=3, **more):
     return {"prompt_tokens": prompt, "completion_tokens": tokens, **more}
 
 
-def raw(*pieces, status=200, fault=RequestFault.NONE, embeds=False, most=None, chunked=False):
+def raw(*pieces, status=200, fault=RequestFault.NONE, embeds=False, max_tokens=None, chunked=False):
     """Each piece came a second after the one before."""
     return Raw(
         status,
@@ -40,7 +40,7 @@ def raw(*pieces, status=200, fault=RequestFault.NONE, embeds=False, most=None, c
         array("I", map(len, pieces)),
         b"".join(pieces),
         embeds,
-        most,
+        max_tokens,
         chunked,
     )
 
@@ -177,7 +177,7 @@ def test_stream_cut_anywhere_gives_the_same_tokens(text, data):
     answer = read(*pieces)
     assert answer.outcome is Outcome.FINISHED
     last = [sum(len(e) for e in events[: k + 1]) - 2 for k in range(3)]  # bytes, the newlines aside
-    expected = [1 + sum(end < at for end in ends) for at in last]
+    expected = [1 + sum(end < position for end in ends) for position in last]
     assert list(answer.token_s) == expected
 
 
@@ -225,8 +225,8 @@ def test_events_read_by_shape_equal_events_read_as_json(keep_text, events, data)
     """Events of one shape are not parsed; what they say is the same."""
     stream = b"".join(events)
     pieces = torn(stream, data.draw(cuts(stream)))
-    found = read_answer(raw(*pieces), keep_text=keep_text)
-    assert found == read_as_json(raw(*pieces), keep_text)
+    answer = read_answer(raw(*pieces), keep_text=keep_text)
+    assert answer == read_as_json(raw(*pieces), keep_text)
 
 
 def chunk(body):
@@ -239,10 +239,10 @@ def test_chunked_body_cut_anywhere_is_decoded(bodies, data):
     ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
     reads = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
     stamps = array("d", range(len(reads)))
-    found = unchunk(reads, stamps)
-    assert found.complete
-    assert found.pieces == bodies
-    assert list(found.stamps) == sorted(found.stamps)
+    body = unchunk(reads, stamps)
+    assert body.complete
+    assert body.pieces == bodies
+    assert list(body.stamps) == sorted(body.stamps)
     part = unchunk(reads[:-1], stamps)
     assert b"".join(bodies).startswith(b"".join(part.pieces))
     if len(reads[-1]) > 1 or not reads[:-1]:
@@ -256,12 +256,14 @@ def test_chunked_answer_equals_the_answer_of_its_body(keep_text, whole_events, e
     bodies = events if whole_events else torn(stream := b"".join(events), data.draw(cuts(stream)))
     chunks = [*map(chunk, bodies), b"0\r\n\r\n"]
     if data.draw(st.booleans()):
-        at = data.draw(st.integers(0, len(chunks)))
-        chunks.insert(at, data.draw(st.sampled_from([b"x", b"0\r\n\r\n", b"5;a\r\nhello\r\n"])))
+        position = data.draw(st.integers(0, len(chunks)))
+        chunks.insert(
+            position, data.draw(st.sampled_from([b"x", b"0\r\n\r\n", b"5;a\r\nhello\r\n"]))
+        )
     stream = b"".join(chunks)
     reads = chunks if data.draw(st.booleans()) else torn(stream, data.draw(cuts(stream)))
-    found = raw(*reads, chunked=True)
-    assert read_answer(found, keep_text=keep_text) == read_as_json(found, keep_text)
+    response = raw(*reads, chunked=True)
+    assert read_answer(response, keep_text=keep_text) == read_as_json(response, keep_text)
 
 
 def test_most_chunks_of_a_stream_are_not_parsed():
@@ -279,9 +281,9 @@ def test_most_chunks_of_a_stream_are_not_parsed():
 
 
 def test_malformed_chunk_is_a_problem():
-    found = unchunk([b"3\r\nabc\r\nxyz\r\n"], array("d", [0.0]))
-    assert found.pieces == [b"abc"]
-    assert "xyz" in found.problem
+    body = unchunk([b"3\r\nabc\r\nxyz\r\n"], array("d", [0.0]))
+    assert body.pieces == [b"abc"]
+    assert "xyz" in body.problem
 
 
 @pytest.mark.parametrize(
@@ -292,11 +294,11 @@ def test_malformed_chunk_is_a_problem():
     ],
 )
 def test_usage_above_max_tokens_is_malformed(counted):
-    answer = read(*counted, DONE, most=5)
+    answer = read(*counted, DONE, max_tokens=5)
     assert (answer.fault, answer.outcome) == (RequestFault.MALFORMED, Outcome.FAILED)
     assert answer.detail == "usage of 50 tokens, and max_tokens was 5"
     assert (len(answer.token_s), answer.completion_tokens) == (2, -1)
-    assert read(*counted, DONE, most=50).outcome is Outcome.FINISHED
+    assert read(*counted, DONE, max_tokens=50).outcome is Outcome.FINISHED
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

@@ -41,14 +41,14 @@ def answer_of(row, tokens):
 @contextmanager
 def recording(*, fails=(), with_ids=True, reasons=False):
     """A server that keeps the bodies it gets by row; all answers differ."""
-    got = {}
+    bodies = {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
             row = int(self.headers["x-request-id"].removeprefix("slo-bench-"))
-            got[row] = body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            bodies[row] = body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if row in fails:
                 self.send_error(500)
                 return
@@ -66,8 +66,8 @@ def recording(*, fails=(), with_ids=True, reasons=False):
             size = len(json.dumps(body))
             usage = {"prompt_tokens": size, "completion_tokens": body["max_tokens"]}
             events.append({"choices": [], "usage": usage})
-            said = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-            data = f"{said}data: [DONE]\n\n".encode()
+            stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            data = f"{stream}data: [DONE]\n\n".encode()
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.send_header("content-length", str(len(data)))
@@ -81,7 +81,7 @@ def recording(*, fails=(), with_ids=True, reasons=False):
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Endpoint.parse(f"http://127.0.0.1:{server.server_port}"), got
+        yield Endpoint.parse(f"http://127.0.0.1:{server.server_port}"), bodies
     finally:
         server.shutdown()
         server.server_close()
@@ -92,9 +92,11 @@ def sent(workload, **options):
     server = {
         name: options.pop(name) for name in ("fails", "with_ids", "reasons") if name in options
     }
-    with recording(**server) as (endpoint, got):
-        found = measure(workload, [endpoint], HttpOptions(**LENIENT, **{"processes": 1, **options}))
-    return found, got
+    with recording(**server) as (endpoint, bodies):
+        measurement = measure(
+            workload, [endpoint], HttpOptions(**LENIENT, **{"processes": 1, **options})
+        )
+    return measurement, bodies
 
 
 def sessions(count=1, turns=3):
@@ -114,51 +116,53 @@ def sessions(count=1, turns=3):
 
 
 def text_of(row, tokens):
-    said = "".join((f"{row}:", *(PIECES[k % len(PIECES)] for k in range(tokens - 1))))
-    return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = "".join((f"{row}:", *(PIECES[k % len(PIECES)] for k in range(tokens - 1))))
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def test_follow_up_prompt_has_the_token_ids_of_the_answers():
-    asked = sessions()
-    found, got = sent(asked)
-    made = [BodyMaker(asked, HttpOptions()).body(asked[row])["prompt"] for row in range(3)]
-    assert got[0]["prompt"] == made[0]
-    assert got[1]["prompt"] == made[0] + answer_of(0, 8) + made[1][28:]
-    assert got[2]["prompt"] == got[1]["prompt"] + answer_of(1, 8) + made[2][56:]
-    assert [len(got[row]["prompt"]) for row in range(3)] == asked.prompt_tokens.tolist()
+    load = sessions()
+    measurement, bodies = sent(load)
+    prompts = [BodyMaker(load, HttpOptions()).body(load[row])["prompt"] for row in range(3)]
+    assert bodies[0]["prompt"] == prompts[0]
+    assert bodies[1]["prompt"] == prompts[0] + answer_of(0, 8) + prompts[1][28:]
+    assert bodies[2]["prompt"] == bodies[1]["prompt"] + answer_of(1, 8) + prompts[2][56:]
+    assert [len(bodies[row]["prompt"]) for row in range(3)] == load.prompt_tokens.tolist()
     # The record holds what the server counted.
-    assert found.columns.prompt_tokens.tolist() == [len(json.dumps(got[row])) for row in range(3)]
+    assert measurement.columns.prompt_tokens.tolist() == [
+        len(json.dumps(bodies[row])) for row in range(3)
+    ]
 
 
 def test_chat_follow_up_has_a_message_for_each_turn():
-    _, got = sent(sessions(), api=Api.CHAT)
-    first, second, third = (got[row]["messages"] for row in range(3))
-    assert [one["role"] for one in third] == ["user", "assistant"] * 2 + ["user"]
+    _, bodies = sent(sessions(), api=Api.CHAT)
+    first, second, third = (bodies[row]["messages"] for row in range(3))
+    assert [message["role"] for message in third] == ["user", "assistant"] * 2 + ["user"]
     assert second[0] == first[0]
     assert second[1] == {"role": "assistant", "content": text_of(0, 8)}
     assert third[:3] == second
     assert third[3]["content"] == text_of(1, 8)
     assert len(third[4]["content"].split()) == 20
-    assert "return_token_ids" not in got[0]
+    assert "return_token_ids" not in bodies[0]
 
 
 def test_reasoning_text_is_left_out_of_later_messages():
-    _, got = sent(sessions(turns=2), api=Api.CHAT, reasons=True)
-    assert got[1]["messages"][1]["content"] == text_of(0, 8).removeprefix('0:an "')
+    _, bodies = sent(sessions(turns=2), api=Api.CHAT, reasons=True)
+    assert bodies[1]["messages"][1]["content"] == text_of(0, 8).removeprefix('0:an "')
 
 
 def test_text_follow_up_contains_the_earlier_text():
-    _, got = sent(sessions(turns=2), prompt_format=PromptFormat.TEXT)
-    assert "return_token_ids" not in got[0]
-    assert got[1]["prompt"].startswith(got[0]["prompt"] + text_of(0, 8) + " ")
-    assert len(got[1]["prompt"].removeprefix(got[0]["prompt"] + text_of(0, 8)).split()) == 20
+    _, bodies = sent(sessions(turns=2), prompt_format=PromptFormat.TEXT)
+    assert "return_token_ids" not in bodies[0]
+    assert bodies[1]["prompt"].startswith(bodies[0]["prompt"] + text_of(0, 8) + " ")
+    assert len(bodies[1]["prompt"].removeprefix(bodies[0]["prompt"] + text_of(0, 8)).split()) == 20
 
 
 def test_shorter_answer_gives_a_shorter_follow_up_prompt():
     """`max_tokens` of the body is 5: the prompt holds 5 tokens of an answer, not 8."""
-    asked = sessions(turns=2)
-    _, got = sent(asked, body={"max_tokens": 5})
-    assert got[1]["prompt"][20:-20] == answer_of(0, 5)
+    load = sessions(turns=2)
+    _, bodies = sent(load, body={"max_tokens": 5})
+    assert bodies[1]["prompt"][20:-20] == answer_of(0, 5)
 
 
 def test_joined_prompt_contains_answers_of_parallel_sub_agents():
@@ -166,7 +170,7 @@ def test_joined_prompt_contains_answers_of_parallel_sub_agents():
     answer and theirs.
     """
     parent, left, right = range(0, 10), range(100, 110), range(200, 210)
-    asked = Workload(
+    load = Workload(
         np.zeros(6),
         np.array([32, 20, 20, 48, 48, 32 + 8 + 16 + 4]),
         np.full(6, 8),
@@ -176,40 +180,40 @@ def test_joined_prompt_contains_answers_of_parallel_sub_agents():
         follows=np.array([-1, 0, 0, 1, 2, 0]),
         joins=[(), (), (), (), (), (3, 4)],
         prefix_blocks=[
-            tuple(of[:n])
-            for of, n in zip(
+            tuple(hashes[:n])
+            for hashes, n in zip(
                 (parent, left, right, left, right, parent), (2, 1, 1, 3, 3, 3), strict=True
             )
         ],
     )
-    assert contexts_of(asked, HttpOptions()).tolist() == [-1, -1, -1, 1, 2, 0]
-    _, got = sent(asked)
-    ids = {row: body["prompt"] for row, body in got.items()}
+    assert contexts_of(load, HttpOptions()).tolist() == [-1, -1, -1, 1, 2, 0]
+    _, bodies = sent(load)
+    ids = {row: body["prompt"] for row, body in bodies.items()}
     for row, before in ((3, 1), (4, 2)):
         assert ids[row][:28] == ids[before] + answer_of(before, 8)
     assert ids[5][:-4] == ids[0] + answer_of(0, 8) + answer_of(3, 8) + answer_of(4, 8)
-    assert [len(ids[row]) for row in range(6)] == asked.prompt_tokens.tolist()
-    _, got = sent(asked, api=Api.CHAT)
-    *context, message = got[5]["messages"]
-    assert context == [*got[0]["messages"], {"role": "assistant", "content": text_of(0, 8)}]
+    assert [len(ids[row]) for row in range(6)] == load.prompt_tokens.tolist()
+    _, bodies = sent(load, api=Api.CHAT)
+    *context, message = bodies[5]["messages"]
+    assert context == [*bodies[0]["messages"], {"role": "assistant", "content": text_of(0, 8)}]
     assert message["content"].startswith(f"{text_of(3, 8)}\n{text_of(4, 8)}\n")
 
 
 def test_reasoning_tokens_are_cut_from_follow_up_token_ids():
     """The next prompt has place for 4 of 8 tokens and a message of one: the answer's end."""
-    asked = Workload(np.zeros(2), np.array([16, 21]), np.full(2, 8), follows=np.array([-1, 0]))
-    _, got = sent(asked)
-    assert got[1]["prompt"][16:-1] == answer_of(0, 8)[4:]
+    load = Workload(np.zeros(2), np.array([16, 21]), np.full(2, 8), follows=np.array([-1, 0]))
+    _, bodies = sent(load)
+    assert bodies[1]["prompt"][16:-1] == answer_of(0, 8)[4:]
 
 
 def test_failed_answer_ends_the_session():
-    found, got = sent(sessions(count=2), fails={2})
-    assert sorted(got) == [0, 1, 2, 3, 5]
-    assert found.columns.outcome[[2, 4]].tolist() == [Outcome.FAILED, Outcome.CANCELLED]
-    assert got[5]["prompt"][: 48 + 8] == got[3]["prompt"] + answer_of(3, 8)
+    measurement, bodies = sent(sessions(count=2), fails={2})
+    assert sorted(bodies) == [0, 1, 2, 3, 5]
+    assert measurement.columns.outcome[[2, 4]].tolist() == [Outcome.FAILED, Outcome.CANCELLED]
+    assert bodies[5]["prompt"][: 48 + 8] == bodies[3]["prompt"] + answer_of(3, 8)
 
 
-def joined(**given):
+def joined(**columns):
     """A request, two that come after it, and one that continues it and joins both."""
     return Workload(
         np.zeros(4),
@@ -217,7 +221,7 @@ def joined(**given):
         np.full(4, 4),
         follows=np.array([-1, 0, 0, 0]),
         joins=[(), (), (), (1, 2)],
-        **given,
+        **columns,
     )
 
 
@@ -231,8 +235,8 @@ def test_awaited_embedding_adds_no_answer_to_the_prompt():
 
 
 def test_answers_are_held_as_long_as_a_later_prompt_may_hold_them():
-    asked, options = joined(), HttpOptions()
-    conversations = Conversations(asked, contexts_of(asked, options), options)
+    load, options = joined(), HttpOptions()
+    conversations = Conversations(load, contexts_of(load, options), options)
     answer = finished(content="x", token_ids=[1])
     conversations.ended(0, answer)
     conversations.ended(1, answer)
@@ -243,8 +247,8 @@ def test_answers_are_held_as_long_as_a_later_prompt_may_hold_them():
 
 
 def test_empty_answer_is_held_as_none():
-    asked, options = joined(), HttpOptions()
-    conversations = Conversations(asked, contexts_of(asked, options), options)
+    load, options = joined(), HttpOptions()
+    conversations = Conversations(load, contexts_of(load, options), options)
     conversations.ended(0, finished())
     with pytest.raises(SloBenchError, match="does not return their token ids"):
         conversations.ended(1, finished(content="x"))
@@ -252,11 +256,11 @@ def test_empty_answer_is_held_as_none():
 
 @pytest.mark.slow
 def test_conversations_work_over_several_processes():
-    asked = sessions(count=5)
-    _, got = sent(asked, processes=2)
+    load = sessions(count=5)
+    _, bodies = sent(load, processes=2)
     for row in range(5, 15):
-        before = got[row - 5]["prompt"]
-        assert got[row]["prompt"][: len(before) + 8] == before + answer_of(row - 5, 8)
+        before = bodies[row - 5]["prompt"]
+        assert bodies[row]["prompt"][: len(before) + 8] == before + answer_of(row - 5, 8)
 
 
 def test_server_without_token_ids_is_refused_for_token_prompts():
@@ -267,21 +271,21 @@ def test_server_without_token_ids_is_refused_for_token_prompts():
 
 def test_requests_without_context_are_sent_as_written(workload):
     """Also those that follow others without their context."""
-    asked = workload(4, follows=np.array([-1, 0, -1, 2]))
-    assert not contexts_of(asked, HttpOptions())
+    load = workload(4, follows=np.array([-1, 0, -1, 2]))
+    assert not contexts_of(load, HttpOptions())
     assert not contexts_of(workload(4), HttpOptions())
-    _, got = sent(asked)
-    assert got == {row: BodyMaker(asked, HttpOptions()).body(asked[row]) for row in range(4)}
+    _, bodies = sent(load)
+    assert bodies == {row: BodyMaker(load, HttpOptions()).body(load[row]) for row in range(4)}
 
 
 @pytest.mark.parametrize(
-    "given", [{"texts": ["a", "b", "c"]}, {"bodies": [None, {"messages": []}, None]}]
+    "columns", [{"texts": ["a", "b", "c"]}, {"bodies": [None, {"messages": []}, None]}]
 )
-def test_workload_with_texts_or_messages_has_no_contexts(given):
-    asked = Workload(
-        np.zeros(3), np.array([8, 20, 30]), np.full(3, 4), follows=np.array([-1, 0, 1]), **given
+def test_workload_with_texts_or_messages_has_no_contexts(columns):
+    load = Workload(
+        np.zeros(3), np.array([8, 20, 30]), np.full(3, 4), follows=np.array([-1, 0, 1]), **columns
     )
-    assert not contexts_of(asked, HttpOptions(api=Api.CHAT))
+    assert not contexts_of(load, HttpOptions(api=Api.CHAT))
 
 
 @pytest.mark.parametrize(
@@ -297,14 +301,14 @@ def test_workload_with_texts_or_messages_has_no_contexts(given):
 )
 def test_follow_up_prompts_keep_the_drawn_lengths(drawn, run):
     """Whatever is answered, prompts are as long as the simulation has them."""
-    asked = drawn.make(
+    load = drawn.make(
         pair(Fixed(24), Fixed(6)),
         Poisson(),
         Streams(3),
         Volume(200.0, 40, None),
     )
-    found, truths = run(asked, MockConfig(ttft_s=0.0, itl_s=0.0))
-    assert (found.columns.outcome == Outcome.FINISHED).all()
-    assert [truths[row].prompt_tokens for row in range(len(asked))] == asked.prompt_tokens.tolist()
-    held = [row for row, one in enumerate(contexts_of(asked, HttpOptions())) if one >= 0]
+    measurement, truths = run(load, MockConfig(ttft_s=0.0, itl_s=0.0))
+    assert (measurement.columns.outcome == Outcome.FINISHED).all()
+    assert [truths[row].prompt_tokens for row in range(len(load))] == load.prompt_tokens.tolist()
+    held = [row for row, context in enumerate(contexts_of(load, HttpOptions())) if context >= 0]
     assert len(held) > 10

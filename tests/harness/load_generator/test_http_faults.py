@@ -39,40 +39,40 @@ EXPECTED = {
 def test_each_injected_fault_is_recorded_by_its_name(workload, run, mock_fault, api):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=mock_fault, fault_every=3)
     # One after another: the server's third request is ours.
-    found, _ = run(workload(concurrency=1), config, api=api, stall_limit_s=0.2)
+    measurement, _ = run(workload(concurrency=1), config, api=api, stall_limit_s=0.2)
     fault, outcome, tokens = EXPECTED[mock_fault]
-    records = found.result.records
+    records = measurement.result.records
     assert records.outcome.tolist() == [1, 1, outcome, 1, 1, outcome]
     assert records.output_tokens.tolist() == [5, 5, tokens, 5, 5, tokens]
-    assert found.faults() == ({} if fault is RequestFault.NONE else {fault: 2})
-    assert set(found.details) == (set() if fault is RequestFault.NONE else {2, 5})
+    assert measurement.faults() == ({} if fault is RequestFault.NONE else {fault: 2})
+    assert set(measurement.details) == (set() if fault is RequestFault.NONE else {2, 5})
     assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()
 
 
 def test_time_limit_ends_running_requests(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.SILENT, fault_every=3)
-    found, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
+    measurement, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.UNFINISHED] + [Outcome.CANCELLED] * 3
-    assert found.result.records.outcome.tolist() == outcomes
-    assert found.faults() == {RequestFault.TIME_LIMIT: 1}
+    assert measurement.result.records.outcome.tolist() == outcomes
+    assert measurement.faults() == {RequestFault.TIME_LIMIT: 1}
 
 
 def test_server_death_fails_the_remaining_requests(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.DIE, fault_every=3)
-    found, _ = run(workload(10, concurrency=1), config)
+    measurement, _ = run(workload(10, concurrency=1), config)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.FAILED] * 8
-    assert found.result.records.outcome.tolist() == outcomes
-    assert found.faults() == {RequestFault.RESET: 1, RequestFault.CONNECT: 7}
+    assert measurement.result.records.outcome.tolist() == outcomes
+    assert measurement.faults() == {RequestFault.RESET: 1, RequestFault.CONNECT: 7}
 
 
 def test_refused_connections_fail_the_requests(workload):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
-        endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
-        found = measure(workload(), [endpoint], HttpOptions(processes=1))
-    assert found.faults() == {RequestFault.CONNECT: 6}
-    assert "refused" in found.details[0]
-    assert found.result.totals.decode_tokens == 0
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # and does not listen
+        endpoint = Endpoint("127.0.0.1", refusing.getsockname()[1])
+        measurement = measure(workload(), [endpoint], HttpOptions(processes=1))
+    assert measurement.faults() == {RequestFault.CONNECT: 6}
+    assert "refused" in measurement.details[0]
+    assert measurement.result.totals.decode_tokens == 0
 
 
 def test_connection_that_is_never_accepted_times_out(workload):
@@ -81,14 +81,14 @@ def test_connection_that_is_never_accepted_times_out(workload):
         full.listen(0)
         address = full.getsockname()
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:  # fills the backlog: further connections hang
-            one.setblocking(False)
-            one.connect_ex(address)
+        for client in waiting:  # fills the backlog: further connections hang
+            client.setblocking(False)
+            client.connect_ex(address)
         options = HttpOptions(processes=1, connect_limit_s=0.2)
-        found = measure(workload(3), [Endpoint(*address)], options)
-        for one in waiting:
-            one.close()
-    assert found.faults() == {RequestFault.CONNECT_TIMEOUT: 3}
+        measurement = measure(workload(3), [Endpoint(*address)], options)
+        for client in waiting:
+            client.close()
+    assert measurement.faults() == {RequestFault.CONNECT_TIMEOUT: 3}
 
 
 def test_answer_that_is_no_http_is_a_fault(workload):
@@ -108,9 +108,11 @@ def test_answer_that_is_no_http_is_a_fault(workload):
 
         thread = threading.Thread(target=talk)
         thread.start()
-        found = measure(workload(2), [Endpoint(*listening.getsockname())], HttpOptions(processes=1))
+        measurement = measure(
+            workload(2), [Endpoint(*listening.getsockname())], HttpOptions(processes=1)
+        )
         thread.join()
-    assert found.faults() == {RequestFault.MALFORMED: 2}
+    assert measurement.faults() == {RequestFault.MALFORMED: 2}
 
 
 def test_unknown_host_is_an_error(workload):
@@ -120,22 +122,22 @@ def test_unknown_host_is_an_error(workload):
 
 def test_follow_ups_of_an_unanswered_request_are_cancelled(workload, run):
     config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.RESET, fault_every=2)
-    found, truths = run(workload(4, follows=np.array([-1, 0, 1, 2])), config)
-    assert found.result.records.outcome.tolist() == [
+    measurement, truths = run(workload(4, follows=np.array([-1, 0, 1, 2])), config)
+    assert measurement.result.records.outcome.tolist() == [
         Outcome.FINISHED,
         Outcome.FAILED,
         Outcome.CANCELLED,
         Outcome.CANCELLED,
     ]
     assert set(truths) == {0, 1}
-    assert np.isnan(found.result.records.arrival_s).tolist() == [False, False, True, True]
+    assert np.isnan(measurement.result.records.arrival_s).tolist() == [False, False, True, True]
 
 
 def test_closed_loop_continues_after_faults(workload, run):
     config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.BROKEN, fault_every=2)
-    found, _ = run(workload(8, concurrency=2), config)
-    assert found.faults() == {RequestFault.STATUS: 4}
-    assert not np.isnan(found.result.records.arrival_s).any()
+    measurement, _ = run(workload(8, concurrency=2), config)
+    assert measurement.faults() == {RequestFault.STATUS: 4}
+    assert not np.isnan(measurement.result.records.arrival_s).any()
 
 
 def test_time_limit_shorter_than_the_workload_is_refused(workload):
@@ -172,9 +174,11 @@ def test_connection_closed_between_requests_is_no_fault(workload):
         thread = threading.Thread(target=serve)
         thread.start()
         endpoint = Endpoint(*listening.getsockname())
-        found = measure(workload(20, gap_s=0.003, tokens=1), [endpoint], HttpOptions(processes=1))
+        measurement = measure(
+            workload(20, gap_s=0.003, tokens=1), [endpoint], HttpOptions(processes=1)
+        )
         thread.join()
-    assert found.faults() == {}
+    assert measurement.faults() == {}
     assert served == 20
 
 
@@ -192,8 +196,10 @@ def test_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server,
     whole = CHUNKED + chunk(TOKEN) + last
     url = scripted_server(*filter(None, (whole[: len(whole) - cut], whole[len(whole) - cut :])))
     options = HttpOptions(processes=1, time_limit_s=20.0, send_delay_limit_s=60.0)
-    found = measure(workload(2), [Endpoint.parse(url)], options)
-    assert found.result.records.outcome.tolist() == [Outcome.FINISHED] * 2, found.details
+    measurement = measure(workload(2), [Endpoint.parse(url)], options)
+    assert measurement.result.records.outcome.tolist() == [Outcome.FINISHED] * 2, (
+        measurement.details
+    )
 
 
 def test_answer_far_longer_than_max_tokens_is_cut_off(workload, scripted_server, monkeypatch):
@@ -206,9 +212,9 @@ def test_answer_far_longer_than_max_tokens_is_cut_off(workload, scripted_server,
             peer.sendall(chunk(b": nothing\n" * 1000))
 
     options = HttpOptions(processes=1, send_delay_limit_s=60.0)
-    found = measure(workload(2), [Endpoint.parse(scripted_server(without_end))], options)
-    assert found.faults() == {RequestFault.MALFORMED: 2}
-    assert found.details[0] == "the answer has more than 1 MiB"
+    measurement = measure(workload(2), [Endpoint.parse(scripted_server(without_end))], options)
+    assert measurement.faults() == {RequestFault.MALFORMED: 2}
+    assert measurement.details[0] == "the answer has more than 1 MiB"
 
 
 def test_full_temporary_folder_ends_the_run(workload, run, monkeypatch):
@@ -222,8 +228,8 @@ def test_full_temporary_folder_ends_the_run(workload, run, monkeypatch):
 
     monkeypatch.setattr(columns.os, "pwrite", full)
     monkeypatch.setattr(drive, "_READ_BYTES", 0)  # nothing stays in memory
-    found, _ = run(workload(4, concurrency=1))
-    assert found.faults()[RequestFault.CLIENT] == len(found.details) > 0
-    assert "requests failed on our side" in found.invalid_because
-    assert "cannot be kept in" in found.details[3]
-    assert "No space left on device" in found.details[3]
+    measurement, _ = run(workload(4, concurrency=1))
+    assert measurement.faults()[RequestFault.CLIENT] == len(measurement.details) > 0
+    assert "requests failed on our side" in measurement.invalid_because
+    assert "cannot be kept in" in measurement.details[3]
+    assert "No space left on device" in measurement.details[3]

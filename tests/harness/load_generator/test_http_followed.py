@@ -51,9 +51,9 @@ def test_online_predictor_learns_answer_lengths_in_a_copy(
 
     monkeypatch.setattr("slo_bench.predictors.lengths.online_predictor.TrainerProcess.teach", teach)
     texts = [f"narrate dragons engines please {n}" for n in range(60)]
-    asked = workload(60, gap_s=0.02, tokens=7, texts=texts)
-    found, _ = run(
-        asked,
+    load = workload(60, gap_s=0.02, tokens=7, texts=texts)
+    measurement, _ = run(
+        load,
         MockConfig(ttft_s=0.001, itl_s=0.0005),
         values_field="vllm_xargs",
         length_predictor=f"learned({lengths}, model=a, online=50)",
@@ -65,15 +65,15 @@ def test_online_predictor_learns_answer_lengths_in_a_copy(
     assert len(read_queue(tmp_path / "followed" / QUEUE)) == 60
     assert not (lengths / QUEUE).exists()
     assert PredictorConfig.load(lengths).generation == 0
-    told = [one for one in found.result.timeline.timeseries if one.metric == "lengths"]
-    of = {one.entity for one in told}
-    assert of == {"as told", "as told, within one", "without correction"}
-    as_told = [one.value for one in told if one.entity == "as told"]
-    plain = [one.value for one in told if one.entity == "without correction"]
+    rows = [row for row in measurement.result.timeline.timeseries if row.metric == "lengths"]
+    entities = {row.entity for row in rows}
+    assert entities == {"as told", "as told, within one", "without correction"}
+    as_told = [row.value for row in rows if row.entity == "as told"]
+    plain = [row.value for row in rows if row.entity == "without correction"]
     assert len(as_told) == len(plain) == 2  # fifty answers, and the rest
     assert plain == [0, 0]
     assert as_told[-1] > 0.5
-    assert np.isfinite(found.result.records.finish_s).all()
+    assert np.isfinite(measurement.result.records.finish_s).all()
 
 
 def test_predictor_without_online_hears_no_answer_lengths(
@@ -82,14 +82,14 @@ def test_predictor_without_online_hears_no_answer_lengths(
     monkeypatch.setattr(
         OnlineLengthPredictor, "came", lambda *words: pytest.fail("it heard something")
     )
-    found, _ = run(
+    measurement, _ = run(
         workload(3, texts=["name apples"] * 3),
         values_field="vllm_xargs",
         length_predictor=f"learned({lengths}, model=a)",
         lengths_folder=tmp_path / "followed",
     )
     assert not (tmp_path / "followed").exists()
-    assert found.result.timeline.timeseries == ()
+    assert measurement.result.timeline.timeseries == ()
 
 
 def test_online_predictor_needs_a_folder(workload, run, lengths):

@@ -44,17 +44,17 @@ class Slow(LengthPrediction):
 def reading(monkeypatch):
     """Have requests read by this."""
 
-    def put(one):
-        monkeypatch.setattr(send_job, "prompt_lengths", lambda workload, options: one)
-        return one
+    def put(reader):
+        monkeypatch.setattr(send_job, "prompt_lengths", lambda workload, options: reader)
+        return reader
 
     return put
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
 def test_predicted_length_survives_the_wire(half, more):
-    told = PredictedLength(half, half + more)
-    assert predicted_length_from_wire(json.loads(json.dumps(told.to_wire()))) == told
+    prediction = PredictedLength(half, half + more)
+    assert predicted_length_from_wire(json.loads(json.dumps(prediction.to_wire()))) == prediction
 
 
 @pytest.mark.parametrize("half", [None, "12", True, 0, -3, float("nan"), float("inf"), [1]])
@@ -77,17 +77,17 @@ def test_predicted_length_is_capped_at_max_output_tokens():
 
 
 def test_predicted_length_is_written_into_the_request_values(workload, tmp_path):
-    asked = workload(3, texts=[HOSTILE, "b", "c"])
-    bodies = Bodies.write(asked, OPTIONS, tmp_path / "bodies")
-    requests = WireRequests(asked, [Endpoint("h", 1)], OPTIONS, bodies)
+    load = workload(3, texts=[HOSTILE, "b", "c"])
+    bodies = Bodies.write(load, OPTIONS, tmp_path / "bodies")
+    requests = WireRequests(load, [Endpoint("h", 1)], OPTIONS, bodies)
     before = [json.loads(requests.of(0, row)[1]) for row in range(3)]
     requests.tell(0, PredictedLength(5, 50))
     requests.tell(2, PredictedLength(6, 60))
-    for row, told in ((0, (5, 50)), (1, None), (2, (6, 60))):
+    for row, expected in ((0, (5, 50)), (1, None), (2, (6, 60))):
         head, body = requests.of(0, row)
         assert f"content-length: {len(body)}\r\n".encode() in head
         now = json.loads(body)
-        assert predicted_length_from_wire(now["vllm_xargs"]) == told
+        assert predicted_length_from_wire(now["vllm_xargs"]) == expected
         for name in ("predicted_output_tokens", "predicted_output_tokens_p90"):
             now["vllm_xargs"].pop(name, None)
         assert now == before[row]
@@ -96,20 +96,20 @@ def test_predicted_length_is_written_into_the_request_values(workload, tmp_path)
 
 def test_requests_that_arrive_during_a_prediction_form_one_batch(workload, run, reading):
     slow = reading(Slow(0.3))
-    found, _ = run(workload(8, gap_s=0.002), **PREDICTED)
+    measurement, _ = run(workload(8, gap_s=0.002), **PREDICTED)
     assert slow.batches[0][0] == 0
     assert sorted(row for rows in slow.batches for row in rows) == list(range(8))
     assert len(slow.batches) < 8
-    assert (found.result.records.outcome == Outcome.FINISHED).all()
+    assert (measurement.result.records.outcome == Outcome.FINISHED).all()
     # Their clocks run meanwhile, and we are not called late.
-    assert (found.columns.sent_s - found.columns.arrival_s > 0.29).all()
-    assert (found.result.records.first_token_s > found.columns.sent_s).all()
+    assert (measurement.columns.sent_s - measurement.columns.arrival_s > 0.29).all()
+    assert (measurement.result.records.first_token_s > measurement.columns.sent_s).all()
 
 
 def test_time_limit_during_a_prediction_ends_the_requests(workload, run, reading):
     reading(Slow(1.0))
-    found, _ = run(workload(3, gap_s=0.001), **PREDICTED, time_limit_s=0.2)
-    assert found.faults() == {RequestFault.TIME_LIMIT: 3}
+    measurement, _ = run(workload(3, gap_s=0.001), **PREDICTED, time_limit_s=0.2)
+    assert measurement.faults() == {RequestFault.TIME_LIMIT: 3}
 
 
 def test_failing_predictor_ends_the_run(workload, run, reading):
@@ -122,18 +122,20 @@ def test_failing_predictor_ends_the_run(workload, run, reading):
 
 
 def test_constant_and_noisy_lengths_are_known_before_the_run(workload):
-    asked = workload(4, tokens=40)
-    assert prompt_lengths(asked, OPTIONS).read([2, 0]) == [((7, 7), None)] * 2
+    load = workload(4, tokens=40)
+    assert prompt_lengths(load, OPTIONS).read([2, 0]) == [((7, 7), None)] * 2
     noisy = HttpOptions(values_field="x", length_predictor="noisy(accuracy=1)")
-    assert prompt_lengths(asked, noisy).read([1]) == [((48, 48), None)]
+    assert prompt_lengths(load, noisy).read([1]) == [((48, 48), None)]
     # Nobody asks, or nobody would hear it.
-    assert prompt_lengths(asked, HttpOptions(values_field="x")) is None
-    assert prompt_lengths(asked, HttpOptions(length_predictor="constant(7)")) is None
+    assert prompt_lengths(load, HttpOptions(values_field="x")) is None
+    assert prompt_lengths(load, HttpOptions(length_predictor="constant(7)")) is None
 
 
 def test_length_prediction_with_several_processes_is_refused(workload, run):
     with pytest.raises(SloBenchError, match="predicted in one process, but --processes is 2"):
         run(workload(), values_field="x", length_predictor="constant(7)", processes=2)
-    found, _ = run(workload(), values_field="x", length_predictor="constant(7)", processes=None)
-    assert found.client.processes == 1
-    assert np.isfinite(found.result.records.finish_s).all()
+    measurement, _ = run(
+        workload(), values_field="x", length_predictor="constant(7)", processes=None
+    )
+    assert measurement.client.processes == 1
+    assert np.isfinite(measurement.result.records.finish_s).all()

@@ -61,19 +61,19 @@ class Near:
         self.threads = ThreadPoolExecutor(3)
         self.lost = threading.Event()
 
-    def call(self, method, *given):
-        sent = pickle.dumps(given)
+    def call(self, method, *arguments):
+        sent = pickle.dumps(arguments)
         answer = Future()
 
         def do():
             try:
-                found = getattr(self.station, method)(*pickle.loads(sent))
-                found = pickle.loads(pickle.dumps(found))
+                reply = getattr(self.station, method)(*pickle.loads(sent))
+                reply = pickle.loads(pickle.dumps(reply))
             except Exception as error:
-                found = error
+                reply = error
             if self.lost.is_set():
-                found = LoadWorkersLostError("gone")
-            (answer.set_exception if isinstance(found, Exception) else answer.set_result)(found)
+                reply = LoadWorkersLostError("gone")
+            (answer.set_exception if isinstance(reply, Exception) else answer.set_result)(reply)
 
         self.threads.submit(do)
         return answer
@@ -107,19 +107,19 @@ class Machines:
 
 def schedule_of(workload, share):
     """What a share would send, and when, if every answer took 10 ms."""
-    own = share.of(workload)
-    arrivals = Arrivals(own, skip=rows_elsewhere(workload, share))
-    found, ends = [], []
+    part = share.of(workload)
+    arrivals = Arrivals(part, skip=rows_elsewhere(workload, share))
+    schedule, ends = [], []
     while True:
         next_s = arrivals.next_s()
         if ends and ends[0][0] <= next_s:
             end_s, row = ends.pop(0)
             arrivals.ended(row, end_s, True)
         elif next_s == INF:
-            return found
+            return schedule
         else:
             r = arrivals.pop()
-            found.append((r.id, r.arrival_s))
+            schedule.append((r.id, r.arrival_s))
             if r.notify_on_finish:
                 ends.append((r.arrival_s + 0.01, r.id))
                 ends.sort()
@@ -144,7 +144,7 @@ def workloads(draw):
 def test_shares_of_a_schedule_equal_the_whole_schedule(workload, count):
     whole = schedule_of(workload, Share(0, 1))
     parts = [schedule_of(workload, Share(k, count)) for k in range(count)]
-    assert sorted(one for part in parts for one in part) == sorted(whole)
+    assert sorted(entry for part in parts for entry in part) == sorted(whole)
     roots = np.flatnonzero(workload.follows < 0)
     for k, part in enumerate(parts):  # each gets its n-th of rows, and so of the rate
         assert {row for row, _ in part} & set(roots.tolist()) == set(roots[roots % count == k])
@@ -163,10 +163,10 @@ def test_clock_offset_error_stays_within_its_bound(truth_s, journeys):
         ClockReading(at_s, at_s + there_s + truth_s, at_s + there_s + back_s)
         for at_s, there_s, back_s in journeys
     ]
-    found = offset_of(readings)
-    assert abs(found.offset_s - truth_s) <= found.error_s + 1e-6
+    offset = offset_of(readings)
+    assert abs(offset.offset_s - truth_s) <= offset.error_s + 1e-6
     fastest = min(there_s + back_s for _, there_s, back_s in journeys)
-    assert found.error_s <= fastest / 2 + 1e-6
+    assert offset.error_s <= fastest / 2 + 1e-6
 
 
 @given(
@@ -181,21 +181,21 @@ def test_error_over_bounds_drifting_clocks(truth_s, drift_s, e0, e1, off0, off1)
 
 
 def sent(workload, senders=None, config=None, **options):
-    given = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0, **options}
+    settings = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0, **options}
     with serving(config or MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
-        found = measure(
-            workload, [Endpoint.parse(server.url)], HttpOptions(**given), senders=senders
+        measurement = measure(
+            workload, [Endpoint.parse(server.url)], HttpOptions(**settings), senders=senders
         )
         truths = server.truths()
     assert len(truths) == len({truth.request_id for truth in truths})  # nothing was sent twice
-    return found, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
+    return measurement, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 
 
 @pytest.mark.slow
 def test_two_machines_send_the_schedule_of_one(workload):
-    asked = workload(40, gap_s=0.02, follows=np.array([-1] * 38 + [3, 4]))
-    alone, _ = sent(asked, processes=1)
-    found, truths = sent(asked, Machines(5000.0, -3600.0))
+    load = workload(40, gap_s=0.02, follows=np.array([-1] * 38 + [3, 4]))
+    alone, _ = sent(load, processes=1)
+    measurement, truths = sent(load, Machines(5000.0, -3600.0))
     assert sorted(truths) == list(range(40))
     for name in (
         "outcome",
@@ -205,23 +205,29 @@ def test_two_machines_send_the_schedule_of_one(workload):
         "status",
         "fault",
     ):
-        np.testing.assert_array_equal(getattr(found.columns, name), getattr(alone.columns, name))
-    np.testing.assert_array_equal(found.columns.arrival_s[:38], alone.columns.arrival_s[:38])
-    assert (found.result.records.outcome == Outcome.FINISHED).all()
-    assert found.result.gaps.count.sum() == alone.result.gaps.count.sum()
-    assert found.invalid_because is None
+        np.testing.assert_array_equal(
+            getattr(measurement.columns, name), getattr(alone.columns, name)
+        )
+    np.testing.assert_array_equal(measurement.columns.arrival_s[:38], alone.columns.arrival_s[:38])
+    assert (measurement.result.records.outcome == Outcome.FINISHED).all()
+    assert measurement.result.gaps.count.sum() == alone.result.gaps.count.sum()
+    assert measurement.invalid_because is None
     # Both halves by both, within what is said of the clocks and of being late.
-    for client, ahead_s in zip(found.clients, (5000.0, -3600.0), strict=True):
+    for client, ahead_s in zip(measurement.clients, (5000.0, -3600.0), strict=True):
         assert client.requests == 20
         assert abs(client.offset_s - ahead_s) <= client.clock_error_s
         assert not client.died
-    error_s = max(client.clock_error_s for client in found.clients)
-    late_s = max(client.send_delay_max_s for client in found.clients)
+    error_s = max(client.clock_error_s for client in measurement.clients)
+    late_s = max(client.send_delay_max_s for client in measurement.clients)
     for row, truth in truths.items():
-        received_s = truth.received_s - found.start_s  # one clock: mock and test are one machine
-        assert received_s >= found.columns.arrival_s[row] - EARLY_S - error_s
-        assert received_s >= found.columns.started_s[row] - error_s
-        assert found.columns.started_s[row] <= found.columns.arrival_s[row] + late_s + 1e-9
+        received_s = (
+            truth.received_s - measurement.start_s
+        )  # one clock: mock and test are one machine
+        assert received_s >= measurement.columns.arrival_s[row] - EARLY_S - error_s
+        assert received_s >= measurement.columns.started_s[row] - error_s
+        assert (
+            measurement.columns.started_s[row] <= measurement.columns.arrival_s[row] + late_s + 1e-9
+        )
 
 
 @pytest.mark.slow
@@ -234,22 +240,22 @@ def test_death_of_a_sending_process_makes_the_level_invalid(workload, monkeypatc
 
     monkeypatch.setattr("slo_bench.harness.load_generator.send_job.start_sender", start)
     senders.begun = lambda stations: children[1].process.kill()
-    found, _ = sent(workload(30, gap_s=0.1), senders, send_delay_limit_s=60.0)
-    assert found.invalid_because is not None
-    assert found.invalid_because.startswith("client 2 of 2, on machine-1, died")
-    assert "15 requests is unknown" in found.invalid_because
-    own = np.arange(30) % 2 == 0
-    assert (found.columns.outcome[own] == Outcome.FINISHED).all()
-    assert (found.columns.outcome[~own] == Outcome.CANCELLED).all()
+    measurement, _ = sent(workload(30, gap_s=0.1), senders, send_delay_limit_s=60.0)
+    assert measurement.invalid_because is not None
+    assert measurement.invalid_because.startswith("client 2 of 2, on machine-1, died")
+    assert "15 requests is unknown" in measurement.invalid_because
+    survivor = np.arange(30) % 2 == 0
+    assert (measurement.columns.outcome[survivor] == Outcome.FINISHED).all()
+    assert (measurement.columns.outcome[~survivor] == Outcome.CANCELLED).all()
 
 
 @pytest.mark.slow
 def test_lost_machine_makes_the_level_invalid(workload):
     senders = Machines(0.0, 7.0)
     senders.begun = lambda stations: stations[0].lost.set()
-    found, _ = sent(workload(30, gap_s=0.1), senders)
-    assert found.invalid_because is not None
-    assert found.invalid_because.startswith("client 1 of 2, on machine-0, died")
+    measurement, _ = sent(workload(30, gap_s=0.1), senders)
+    assert measurement.invalid_because is not None
+    assert measurement.invalid_because.startswith("client 1 of 2, on machine-0, died")
 
 
 def test_loss_of_every_machine_is_an_error(workload):
@@ -267,20 +273,20 @@ def test_clock_without_answer_after_the_level_keeps_its_results(workload, monkey
     monkeypatch.setattr("slo_bench.harness.load_generator.load_workers._CLOCK_S", 0.05)
     answered, begun = Near.call, []
 
-    def call(near, method, *given):
+    def call(near, method, *arguments):
         begun.extend([method] if method == "send" else [])
         silent = method == "clock" and len(begun) >= ended
-        return Future() if silent else answered(near, method, *given)
+        return Future() if silent else answered(near, method, *arguments)
 
     monkeypatch.setattr(Near, "call", call)
     if not ended:
         with pytest.raises(SloBenchError, match="machine-0: did not tell its clock within"):
             sent(workload(), Machines(0.0))
         return
-    found, _ = sent(workload(), Machines(0.0))
-    assert (found.columns.outcome == Outcome.FINISHED).all()
-    assert found.invalid_because is not None
-    assert "did not tell its clock after the level" in found.invalid_because
+    measurement, _ = sent(workload(), Machines(0.0))
+    assert (measurement.columns.outcome == Outcome.FINISHED).all()
+    assert measurement.invalid_because is not None
+    assert "did not tell its clock after the level" in measurement.invalid_because
 
 
 def test_error_of_a_machine_names_the_machine(workload, monkeypatch):
@@ -296,9 +302,9 @@ def test_large_clock_error_makes_the_level_invalid(workload, monkeypatch):
     monkeypatch.setattr(
         "slo_bench.harness.load_generator.load_workers.error_over", lambda before, after: 90.0
     )
-    found, _ = sent(workload(), Machines(0.0))
-    assert found.invalid_because is not None
-    assert "known to ±90000.0 ms alone" in found.invalid_because
+    measurement, _ = sent(workload(), Machines(0.0))
+    assert measurement.invalid_because is not None
+    assert "known to ±90000.0 ms alone" in measurement.invalid_because
 
 
 def test_sender_without_its_parent_sends_no_request(workload, tmp_path):

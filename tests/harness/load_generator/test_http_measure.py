@@ -21,11 +21,11 @@ from slo_bench.workloads.workload import Workload
 def most_at_once(truths):
     """From when a request was received until its last token left."""
     moves = [(t.received_s, 1) for t in truths] + [(t.last_token_s, -1) for t in truths]
-    at_once = most = 0
+    at_once = peak = 0
     for _, move in sorted(moves):
         at_once += move
-        most = max(most, at_once)
-    return most
+        peak = max(peak, at_once)
+    return peak
 
 
 @pytest.mark.parametrize("room_bytes", [0, 600, 1 << 20])
@@ -33,25 +33,25 @@ def test_answers_read_during_the_run_equal_those_read_after_it(
     workload, run, monkeypatch, room_bytes
 ):
     monkeypatch.setattr(drive, "_READ_BYTES", room_bytes)
-    found, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
-    columns = found.columns
+    measurement, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
+    columns = measurement.columns
     assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 4
     assert columns.prompt_tokens.tolist() == [8] * 4
-    assert found.texts == dict.fromkeys(range(4), " tok" * 5)
-    for row, token_s in enumerate(found.token_s.reshape(4, 5)):
-        assert (token_s >= np.array(truths[row].token_s) - found.start_s).all()
+    assert measurement.texts == dict.fromkeys(range(4), " tok" * 5)
+    for row, token_s in enumerate(measurement.token_s.reshape(4, 5)):
+        assert (token_s >= np.array(truths[row].token_s) - measurement.start_s).all()
         assert (columns.first_token_s[row], columns.last_token_s[row]) == (token_s[0], token_s[-1])
 
 
 def test_measured_times_equal_those_of_the_mock_server(workload, run):
-    found, truths = run(workload(), save_token_times=True)
-    columns, records = found.columns, found.result.records
+    measurement, truths = run(workload(), save_token_times=True)
+    columns, records = measurement.columns, measurement.result.records
     np.testing.assert_array_equal(records.arrival_s, np.arange(6) * 0.01)
     assert records.output_tokens.tolist() == [5] * 6
     assert columns.prompt_tokens.tolist() == [8] * 6
     # Both processes read the same clock: nothing is seen before it left, nor sent after it came.
     zero_s = truths[0].received_s - columns.sent_s[0]
-    token_s = found.token_s.reshape(6, 5)
+    token_s = measurement.token_s.reshape(6, 5)
     for row, truth in truths.items():
         left = np.array(truth.token_s) - zero_s
         assert (token_s[row] - left > -2e-3).all()
@@ -63,24 +63,24 @@ def test_measured_times_equal_those_of_the_mock_server(workload, run):
     assert (records.first_token_s <= records.finish_s).all()
     np.testing.assert_array_equal(token_s[:, 0], records.first_token_s)
     np.testing.assert_array_equal(token_s[:, -1], records.finish_s)
-    assert found.result.gaps.count.sum() == 24
-    assert found.invalid_because is None
+    assert measurement.result.gaps.count.sum() == 24
+    assert measurement.invalid_because is None
 
 
 def test_open_loop_sends_without_waiting_for_answers(workload, run):
     """Ten arrive before the first is answered; all are there at once."""
-    found, truths = run(workload(10, gap_s=0.001), MockConfig(ttft_s=0.5, itl_s=0))
+    measurement, truths = run(workload(10, gap_s=0.001), MockConfig(ttft_s=0.5, itl_s=0))
     assert most_at_once(truths.values()) == 10
-    assert (found.result.records.outcome == Outcome.FINISHED).all()
+    assert (measurement.result.records.outcome == Outcome.FINISHED).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_closed_loop_keeps_its_concurrency_in_flight(workload, run, processes):
-    found, truths = run(workload(20, concurrency=4), processes=processes)
+    measurement, truths = run(workload(20, concurrency=4), processes=processes)
     assert len(truths) == 20
     assert most_at_once(truths.values()) <= 4
-    assert (found.result.records.outcome == Outcome.FINISHED).all()
+    assert (measurement.result.records.outcome == Outcome.FINISHED).all()
 
 
 def test_session_waits_for_the_answer_and_think_time(run):
@@ -91,9 +91,9 @@ def test_session_waits_for_the_answer_and_think_time(run):
         follows=np.array([-1, 0, -1, 2]),
         think_s=np.array([0.0, 0.05, 0.0, 0.1]),
     )
-    found, truths = run(turns)
-    ended = found.columns.ended_s
-    arrival = found.result.records.arrival_s
+    measurement, truths = run(turns)
+    ended = measurement.columns.ended_s
+    arrival = measurement.result.records.arrival_s
     assert arrival[1] == pytest.approx(ended[0] + 0.05)
     assert arrival[3] == pytest.approx(ended[2] + 0.1)
     assert truths[1].received_s - truths[0].last_token_s > 0.049
@@ -110,9 +110,9 @@ def test_agent_step_waits_for_its_sub_agents(run, processes):
         joins=[(), (), (), (1, 2), ()],
         think_s=np.array([0.0, 0.0, 0.0, 0.05, 0.0]),
     )
-    found, truths = run(task, processes=processes)
+    measurement, truths = run(task, processes=processes)
     assert sorted(truths) == list(range(5))
-    ended, arrival = found.columns.ended_s, found.result.records.arrival_s
+    ended, arrival = measurement.columns.ended_s, measurement.result.records.arrival_s
     assert arrival[1] == arrival[2] == pytest.approx(ended[0])
     assert ended[2] > ended[1]
     assert arrival[3] == pytest.approx(ended[2] + 0.05)
@@ -122,13 +122,15 @@ def test_agent_step_waits_for_its_sub_agents(run, processes):
 def test_several_processes_send_everything_once(workload, run):
     blocks = [(row % 3, row) for row in range(12)]
     follows = np.array([-1] * 11 + [2])
-    asked = workload(12, follows=follows, prefix_blocks=blocks, class_names=("a",))
-    found, truths = run(asked, processes=3, save_token_times=True)
+    load = workload(12, follows=follows, prefix_blocks=blocks, class_names=("a",))
+    measurement, truths = run(load, processes=3, save_token_times=True)
     assert sorted(truths) == list(range(12))
-    assert found.client.processes == 3
-    assert found.result.records.output_tokens.tolist() == [5] * 12
-    assert len(found.token_s) == 60
-    np.testing.assert_array_equal(found.token_s[::5], found.result.records.first_token_s)
+    assert measurement.client.processes == 3
+    assert measurement.result.records.output_tokens.tolist() == [5] * 12
+    assert len(measurement.token_s) == 60
+    np.testing.assert_array_equal(
+        measurement.token_s[::5], measurement.result.records.first_token_s
+    )
 
 
 @pytest.mark.slow
@@ -138,12 +140,12 @@ def test_error_in_a_sending_process_is_raised(workload):
 
 
 def test_shares_of_processes_cover_all_and_keep_sessions_together(workload):
-    asked = workload(9, follows=np.array([-1, -1, 0, 2, -1, 1, -1, 6, -1]))
-    own = [set(range(9)) - set(rows_elsewhere(asked, Share(k, 2)).tolist()) for k in range(2)]
-    assert own[0] | own[1] == set(range(9))
-    assert not own[0] & own[1]
-    assert {0, 2, 3} <= own[0]
-    assert {1, 5} <= own[1]
+    load = workload(9, follows=np.array([-1, -1, 0, 2, -1, 1, -1, 6, -1]))
+    shares = [set(range(9)) - set(rows_elsewhere(load, Share(k, 2)).tolist()) for k in range(2)]
+    assert shares[0] | shares[1] == set(range(9))
+    assert not shares[0] & shares[1]
+    assert {0, 2, 3} <= shares[0]
+    assert {1, 5} <= shares[1]
     assert [Share(k, 3).of(workload(9, concurrency=7)).concurrency for k in range(3)] == [3, 2, 2]
 
 
@@ -163,22 +165,22 @@ def test_routers_choose_among_servers(workload, router):
     with serving(slow) as first, serving(quick) as second:
         endpoints = [Endpoint.parse(server.url) for server in (first, second)]
         options = HttpOptions(processes=1, send_delay_limit_s=60)
-        found = measure(workload(8, gap_s=0.05, tokens=1), endpoints, options, router=router)
+        measurement = measure(workload(8, gap_s=0.05, tokens=1), endpoints, options, router=router)
         counts = [len(server.truths()) for server in (first, second)]
     if router == "round-robin":
         assert counts == [4, 4]
     else:
         assert 1 <= counts[0] < counts[1]
-    assert np.bincount(found.result.records.instance, minlength=2).tolist() == counts
+    assert np.bincount(measurement.result.records.instance, minlength=2).tolist() == counts
 
 
 def test_prefix_aware_router_follows_prefixes_over_servers(workload):
     blocks = [(row % 2, 10 + row % 2) for row in range(8)]
-    asked = workload(8, gap_s=0.02, prefix_blocks=blocks)
+    load = workload(8, gap_s=0.02, prefix_blocks=blocks)
     with serving() as first, serving() as second:
         endpoints = [Endpoint.parse(server.url) for server in (first, second)]
-        found = measure(asked, endpoints, HttpOptions(processes=1), router="prefix-aware")
-    instance = found.result.records.instance
+        measurement = measure(load, endpoints, HttpOptions(processes=1), router="prefix-aware")
+    instance = measurement.result.records.instance
     assert len(set(instance[::2].tolist())) == 1
     assert len(set(instance[1::2].tolist())) == 1
 
@@ -191,8 +193,8 @@ def test_measure_refuses_impossible_arguments_at_once(workload):
 
 
 def test_embeddings_have_no_output_tokens(workload, run):
-    found, truths = run(workload(request_type=np.full(6, RequestType.EMBED)))
-    records = found.result.records
+    measurement, truths = run(workload(request_type=np.full(6, RequestType.EMBED)))
+    records = measurement.result.records
     assert (records.outcome == Outcome.FINISHED).all()
     assert records.output_tokens.tolist() == [0] * 6
     np.testing.assert_array_equal(records.first_token_s, records.finish_s)
@@ -201,22 +203,22 @@ def test_embeddings_have_no_output_tokens(workload, run):
 
 def test_chat_and_chunks_of_several_tokens(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, tokens_per_chunk=2)
-    found, truths = run(workload(), config, api=Api.CHAT, keep_texts=True)
-    assert found.result.records.output_tokens.tolist() == [5] * 6
-    assert found.columns.chunks.tolist() == [3] * 6
+    measurement, truths = run(workload(), config, api=Api.CHAT, keep_texts=True)
+    assert measurement.result.records.output_tokens.tolist() == [5] * 6
+    assert measurement.columns.chunks.tolist() == [3] * 6
     assert {t.prompt_tokens for t in truths.values()} == {8}
-    assert found.texts[0] == " tok" * 5
+    assert measurement.texts[0] == " tok" * 5
 
 
 def test_answers_without_usage_are_counted_by_chunks(workload, run):
-    found, _ = run(workload(), body={"stream_options": {"include_usage": False}})
-    assert found.result.records.output_tokens.tolist() == [5] * 6
-    assert found.columns.prompt_tokens.tolist() == [-1] * 6
+    measurement, _ = run(workload(), body={"stream_options": {"include_usage": False}})
+    assert measurement.result.records.output_tokens.tolist() == [5] * 6
+    assert measurement.columns.prompt_tokens.tolist() == [-1] * 6
 
 
 def test_late_client_makes_the_level_invalid(workload, run):
-    found, _ = run(workload(), send_delay_limit_s=1e-9)
-    assert "ms is the limit" in found.invalid_because
+    measurement, _ = run(workload(), send_delay_limit_s=1e-9)
+    assert "ms is the limit" in measurement.invalid_because
 
 
 def test_measure_works_inside_a_running_event_loop(workload, run):
@@ -225,8 +227,8 @@ def test_measure_works_inside_a_running_event_loop(workload, run):
     async def cell():
         return run(workload(2))
 
-    found, truths = asyncio.run(cell())
-    assert found.result.records.output_tokens.tolist() == [5, 5]
+    measurement, truths = asyncio.run(cell())
+    assert measurement.result.records.output_tokens.tolist() == [5, 5]
     assert len(truths) == 2
 
 
@@ -269,8 +271,8 @@ def test_ctrl_c_stops_a_measurement(workload):
 
 
 def test_measured_timeline_counts_waiting_and_running_requests(workload, run):
-    found, _ = run(workload(4, gap_s=0.0), MockConfig(ttft_s=0.2, itl_s=0.05))
-    timeline = found.result.timeline
+    measurement, _ = run(workload(4, gap_s=0.0), MockConfig(ttft_s=0.2, itl_s=0.05))
+    timeline = measurement.result.timeline
     assert timeline.waiting.max() == 4
     assert timeline.running.max() == 4
     assert timeline.waiting[-1] == timeline.running[-1] == 0

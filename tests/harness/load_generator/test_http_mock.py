@@ -19,9 +19,9 @@ def test_mock_slots_serve_in_order_and_fixed_time(workload, run):
     """An M/D/c queue: two slots, 60 ms each, whatever the length."""
     lengths = np.array([1, 5, 2, 7, 3, 4])
     config = MockConfig(ttft_s=0.02, slots=2, service_s=0.06)
-    asked = workload(6, gap_s=0.004)
-    asked.output_tokens[:] = asked.max_output_tokens[:] = lengths
-    _, truths = run(asked, config)
+    load = workload(6, gap_s=0.004)
+    load.output_tokens[:] = load.max_output_tokens[:] = lengths
+    _, truths = run(load, config)
     order = [truths[row] for row in range(6)]
     started = [t.started_s for t in order]
     assert started == sorted(started)

@@ -35,9 +35,9 @@ def test_endpoint_refuses_malformed_addresses(url):
 
 
 def test_endpoint_error_does_not_repeat_the_password():
-    with pytest.raises(SloBenchError, match="api-key-env") as told:
+    with pytest.raises(SloBenchError, match="api-key-env") as raised:
         Endpoint.parse("https://user:secret@h/v1")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(raised.value)
 
 
 def test_api_keys_come_from_the_environment(monkeypatch):
@@ -77,7 +77,7 @@ def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("client", "reason"),
     [
         (figures(), None),
         (figures(late_s=0.009), None),
@@ -89,13 +89,13 @@ def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):
         (figures(n=0), None),
     ],
 )
-def test_invalid_because_names_the_reason(found, reason):
-    told = invalid_because(found, 100, send_delay_limit_s=0.01, rate_limit_share=0.02)
-    assert (told is None) if reason is None else (reason in told)
+def test_invalid_because_names_the_reason(client, reason):
+    problem = invalid_because(client, 100, send_delay_limit_s=0.01, rate_limit_share=0.02)
+    assert (problem is None) if reason is None else (reason in problem)
 
 
 def test_invalid_because_rate_was_not_reached():
-    found = figures(stretch=1.05)
-    told = invalid_because(found, 100, send_delay_limit_s=1.0, rate_limit_share=0.02)
-    assert told == "95.24 req/s were sent where 100 were due"
-    assert invalid_because(found, 10, send_delay_limit_s=1.0, rate_limit_share=0.02) is None
+    client = figures(stretch=1.05)
+    problem = invalid_because(client, 100, send_delay_limit_s=1.0, rate_limit_share=0.02)
+    assert problem == "95.24 req/s were sent where 100 were due"
+    assert invalid_because(client, 10, send_delay_limit_s=1.0, rate_limit_share=0.02) is None

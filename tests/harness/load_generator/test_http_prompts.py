@@ -31,21 +31,21 @@ hashes = st.integers(-(2**63), 2**64 - 1)
 def test_token_id_prompt_has_exactly_its_tokens(tokens, row, blocks):
     ids = maker().token_ids(request(tokens, row, blocks))
     assert len(ids) == tokens
-    assert all(1000 <= one < 30000 for one in ids)
+    assert all(1000 <= token < 30000 for token in ids)
     assert ids == maker().token_ids(request(tokens, row, blocks))
 
 
 def test_token_ids_json_equals_token_ids():
     prompts = PromptMaker(Vocabulary.span(7, 1200), 4, "")
     for row in range(40):  # the texts of all ids are made on the way
-        asked = request(row * 3, row)
-        assert json.loads(prompts.token_ids_json(asked)) == prompts.token_ids(asked)
+        drawn_request = request(row * 3, row)
+        assert json.loads(prompts.token_ids_json(drawn_request)) == prompts.token_ids(drawn_request)
 
 
 @given(st.lists(hashes, max_size=6), st.lists(hashes, max_size=6), st.lists(hashes, max_size=6))
-def test_shared_prefix_blocks_give_shared_token_ids(common, one, other):
-    first = maker().token_ids(request(40, 1, (*common, *one)))
-    second = maker().token_ids(request(40, 2, (*common, *other)))
+def test_shared_prefix_blocks_give_shared_token_ids(common, first_tail, second_tail):
+    first = maker().token_ids(request(40, 1, (*common, *first_tail)))
+    second = maker().token_ids(request(40, 2, (*common, *second_tail)))
     shared = 4 * len(common)
     assert first[:shared] == second[:shared]
 
@@ -102,9 +102,9 @@ def body(workload, row=0, **options):
 
 
 def test_completion_body_asks_for_exactly_the_traces_tokens(workload):
-    found = body(workload(max_output_tokens=np.full(6, 99)), model="m")
-    assert len(found.pop("prompt")) == 8
-    assert found == {
+    fields = body(workload(max_output_tokens=np.full(6, 99)), model="m")
+    assert len(fields.pop("prompt")) == 8
+    assert fields == {
         "model": "m",
         "max_tokens": 5,
         "min_tokens": 5,
@@ -113,26 +113,26 @@ def test_completion_body_asks_for_exactly_the_traces_tokens(workload):
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    found = body(workload(max_output_tokens=np.full(6, 99)), exact_output=False)
-    assert found["max_tokens"] == 99
-    assert "ignore_eos" not in found
+    fields = body(workload(max_output_tokens=np.full(6, 99)), exact_output=False)
+    assert fields["max_tokens"] == 99
+    assert "ignore_eos" not in fields
 
 
 def test_body_uses_texts_in_chat_and_completions(workload):
-    asked = workload(2, texts=["Grüße", None])
-    assert body(asked, 0, api=Api.CHAT)["messages"] == [{"role": "user", "content": "Grüße"}]
-    assert body(asked, 0)["prompt"] == "Grüße"
-    (message,) = body(asked, 1, api=Api.CHAT)["messages"]
+    load = workload(2, texts=["Grüße", None])
+    assert body(load, 0, api=Api.CHAT)["messages"] == [{"role": "user", "content": "Grüße"}]
+    assert body(load, 0)["prompt"] == "Grüße"
+    (message,) = body(load, 1, api=Api.CHAT)["messages"]
     assert len(message["content"].split()) == 8
-    assert isinstance(body(asked, 1, prompt_format=PromptFormat.TEXT)["prompt"], str)
+    assert isinstance(body(load, 1, prompt_format=PromptFormat.TEXT)["prompt"], str)
     with pytest.raises(SloBenchError, match="chat API takes no token ids"):
-        body(asked, 1, api=Api.CHAT, prompt_format=PromptFormat.TOKEN_IDS)
+        body(load, 1, api=Api.CHAT, prompt_format=PromptFormat.TOKEN_IDS)
 
 
 def test_body_of_an_embedding_request(workload):
-    found = body(workload(request_type=np.full(6, RequestType.EMBED)), model="e")
-    assert len(found["input"]) == 8
-    assert set(found) == {"input", "model"}
+    fields = body(workload(request_type=np.full(6, RequestType.EMBED)), model="e")
+    assert len(fields["input"]) == 8
+    assert set(fields) == {"input", "model"}
 
 
 def test_body_of_several_texts_is_a_list(workload):
@@ -145,28 +145,28 @@ def test_body_of_several_texts_is_a_list(workload):
 
 
 def test_body_carries_priority_model_and_slo(workload):
-    asked = workload(
+    load = workload(
         priority=np.arange(6),
         model_index=np.array([0, 1, 0, 0, 0, 0]),
         model_names=("", "lora"),
         ttft_slo_s=np.full(6, 0.5),
         deadline_s=np.full(6, 9.0),
     )
-    found = body(asked, 1, model="base", values_field="vllm_xargs", body={"temperature": 1, "x": 2})
-    assert (found["model"], found["priority"], found["temperature"], found["x"]) == (
+    fields = body(load, 1, model="base", values_field="vllm_xargs", body={"temperature": 1, "x": 2})
+    assert (fields["model"], fields["priority"], fields["temperature"], fields["x"]) == (
         "lora",
         1,
         1,
         2,
     )
-    assert found["vllm_xargs"] == {
+    assert fields["vllm_xargs"] == {
         "row": 1,
         "max_output_tokens": 5,
         "priority": 1,
         "ttft_slo_s": 0.5,
         "deadline_in_s": pytest.approx(8.99),
     }
-    assert body(asked, 0, model="base")["model"] == "base"
+    assert body(load, 0, model="base")["model"] == "base"
 
 
 bounds = st.floats(0, 1e6) | st.just(float("inf"))
@@ -190,10 +190,10 @@ def test_wire_deadline_counts_from_the_arrival():
 
 
 def test_bodies_file_reads_back_as_written(workload, tmp_path):
-    asked = workload(texts=["a", "", "ü" * 50, None, "b", "c"])
-    written = Bodies.write(asked, HttpOptions(), tmp_path / "bodies")
+    load = workload(texts=["a", "", "ü" * 50, None, "b", "c"])
+    written = Bodies.write(load, HttpOptions(), tmp_path / "bodies")
     again = Bodies.read(tmp_path / "bodies")
     for row in range(6):
-        assert json.loads(written[row]) == json.loads(again[row]) == body(asked, row)
+        assert json.loads(written[row]) == json.loads(again[row]) == body(load, row)
     written.close()
     again.close()

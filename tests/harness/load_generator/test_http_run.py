@@ -60,9 +60,9 @@ def test_run_over_http_writes_the_files_of_a_simulation(tmp_path):
 def test_run_takes_and_records_the_tokenizer_of_the_model_folder(tmp_path):
     model = make_model(tmp_path / "model", model_fields())
     with serving(QUICK) as server:
-        own = experiment(server.url, model=str(model)).run(tmp_path / "own")
+        with_model = experiment(server.url, model=str(model)).run(tmp_path / "own")
         none = experiment(server.url).run(tmp_path / "none")
-    assert own.rows()[0]["prompt_tokenizer"] == str(model)
+    assert with_model.rows()[0]["prompt_tokenizer"] == str(model)
     assert none.rows()[0]["prompt_tokenizer"] is None
     (read,) = read_runs([tmp_path / "own"])
     assert read.cells["prompt_tokenizer"].tolist() == [str(model)]
@@ -80,12 +80,12 @@ def test_recorded_requests_are_read_as_a_workload(tmp_path):
         ).run(tmp_path / "again")  # fmt: skip
     assert row["fault_status"] == 4
     assert row["unfinished"] == 4
-    made = load_source(str(records)).make()
-    assert made.prompt_tokens.tolist() == [8] * 12
-    assert made.output_tokens.tolist() == [5] * 12
+    workload = load_source(str(records)).make()
+    assert workload.prompt_tokens.tolist() == [8] * 12
+    assert workload.output_tokens.tolist() == [5] * 12
     requests = result.requests(row["cell"])
     since_first = requests["arrival_s"] - requests["arrival_s"].iloc[0]
-    np.testing.assert_allclose(made.arrival_s, since_first, atol=1e-9)
+    np.testing.assert_allclose(workload.arrival_s, since_first, atol=1e-9)
     assert requests["detail"].value_counts().to_dict() == {"500: out of order": 4}
     assert again.rows()[0]["requests"] == 12
 
@@ -95,21 +95,23 @@ def test_run_writes_the_json_of_vllm_bench(tmp_path):
     with serving(config) as server:
         result = experiment(server.url, client={"export": "vllm"}).run(tmp_path / "run")
     (row,) = result.rows()
-    found = json.loads((tmp_path / "run" / "vllm" / f"{row['cell']}.json").read_text())
-    assert (found["completed"], found["failed"], found["num_prompts"]) == (11, 1, 12)
-    assert found["model_id"] == "mock"
-    assert found["total_output_tokens"] == sum(found["output_lens"]) == 55
-    assert found["total_input_tokens"] == 88
-    assert found["input_lens"] == [8] * 12
-    assert sorted(map(len, found["itls"])) == [0] + [4] * 11
-    assert found["errors"].count("") == 11
-    assert found["generated_texts"].count(" tok" * 5) == 11
-    assert len(found["ttfts"]) == len(found["start_times"]) == 12
-    whole = [ttft for ttft, error in zip(found["ttfts"], found["errors"], strict=True) if not error]
-    assert found["mean_ttft_ms"] == pytest.approx(1e3 * sum(whole) / 11)
-    assert found["request_throughput"] == pytest.approx(11 / found["duration"])
+    report = json.loads((tmp_path / "run" / "vllm" / f"{row['cell']}.json").read_text())
+    assert (report["completed"], report["failed"], report["num_prompts"]) == (11, 1, 12)
+    assert report["model_id"] == "mock"
+    assert report["total_output_tokens"] == sum(report["output_lens"]) == 55
+    assert report["total_input_tokens"] == 88
+    assert report["input_lens"] == [8] * 12
+    assert sorted(map(len, report["itls"])) == [0] + [4] * 11
+    assert report["errors"].count("") == 11
+    assert report["generated_texts"].count(" tok" * 5) == 11
+    assert len(report["ttfts"]) == len(report["start_times"]) == 12
+    whole = [
+        ttft for ttft, error in zip(report["ttfts"], report["errors"], strict=True) if not error
+    ]
+    assert report["mean_ttft_ms"] == pytest.approx(1e3 * sum(whole) / 11)
+    assert report["request_throughput"] == pytest.approx(11 / report["duration"])
     for name in ("ttft", "tpot", "itl", "e2el"):
-        assert found[f"median_{name}_ms"] <= found[f"p99_{name}_ms"]
+        assert report[f"median_{name}_ms"] <= report[f"p99_{name}_ms"]
 
 
 @pytest.mark.slow
@@ -131,19 +133,21 @@ def test_run_writes_no_api_key_to_its_folder(tmp_path, monkeypatch):
 
 
 def test_http_experiment_survives_its_toml(tmp_path):
-    asked = experiment("http://h:1", "http://h:2", client={"body": {"a": {"b": [1, "x"]}}})
+    http_experiment = experiment(
+        "http://h:1", "http://h:2", client={"body": {"a": {"b": [1, "x"]}}}
+    )
     path = tmp_path / "x.toml"
-    path.write_text(asked.to_toml())
-    assert Experiment.load(path) == asked
-    planned = asked.plan()
+    path.write_text(http_experiment.to_toml())
+    assert Experiment.load(path) == http_experiment
+    planned = http_experiment.plan()
     assert planned.cells[0].instances == 2
     assert planned.resolved.model == ("served",)
 
 
 def test_run_with_a_gpu_has_the_cost_of_the_server(tmp_path):
     with serving(QUICK) as server:
-        asked = experiment(server.url, gpu="h100-80g", tp=2, requests=2)
-        (row,) = asked.run(tmp_path / "run").rows()
+        http_experiment = experiment(server.url, gpu="h100-80g", tp=2, requests=2)
+        (row,) = http_experiment.run(tmp_path / "run").rows()
     assert (row["gpu"], row["gpus"]) == ("h100-80g", 2)
     assert row["cost_usd_per_hour"] == 2 * gpu("h100-80g").price_per_hour_usd
 
@@ -152,8 +156,8 @@ def test_tokenizer_path_is_relative_to_the_experiment_file(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('backend = "openai"\n[client]\ntokenizer = "tok"\n')
     assert Experiment.load(path).client.tokenizer == str(tmp_path / "tok")
-    asked = Experiment(backend="openai", client={"tokenizer": "tok"})
-    assert asked.anchored(tmp_path).client.tokenizer == str(tmp_path / "tok")
+    http_experiment = Experiment(backend="openai", client={"tokenizer": "tok"})
+    assert http_experiment.anchored(tmp_path).client.tokenizer == str(tmp_path / "tok")
 
 
 @pytest.mark.parametrize(

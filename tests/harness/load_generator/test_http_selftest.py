@@ -15,22 +15,26 @@ def test_selftest_prints_error_and_cost_of_the_client(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    found = json.loads(capsys.readouterr().out)
-    levels = found["levels"]
-    assert [(one["rate_rps"], one["tokens"]) for one in levels] == [(40, 1), (40, 64), (80, 64)]
-    for one in levels:
-        assert one["finished"] == one["requests"]
-        assert one["token_error_p50_s"] > 0  # nothing is seen before it leaves
-        assert one["ttft_error_p99_s"] >= one["ttft_error_p50_s"]
-        assert one["truthful"] == (one["problem"] is None)
-    true = [one["rate_rps"] for one in levels[1:] if one["truthful"]]
-    assert found["highest_rps"] == max(true, default=None)
-    busy = found["beside_server"]
-    assert [one["rate_rps"] for one in busy] == [4, 16, 64][: len(busy)]
-    assert all(one["truthful"] for one in busy[:-1])
-    true = [one["rate_rps"] for one in busy if one["truthful"]]
-    assert found["highest_beside_server_rps"] == max(true, default=None)
-    whole = found["request_cpu_s"] + 64 * found["token_cpu_s"]
+    report = json.loads(capsys.readouterr().out)
+    levels = report["levels"]
+    assert [(level["rate_rps"], level["tokens"]) for level in levels] == [
+        (40, 1),
+        (40, 64),
+        (80, 64),
+    ]
+    for level in levels:
+        assert level["finished"] == level["requests"]
+        assert level["token_error_p50_s"] > 0  # nothing is seen before it leaves
+        assert level["ttft_error_p99_s"] >= level["ttft_error_p50_s"]
+        assert level["truthful"] == (level["problem"] is None)
+    true = [level["rate_rps"] for level in levels[1:] if level["truthful"]]
+    assert report["highest_rps"] == max(true, default=None)
+    busy = report["beside_server"]
+    assert [level["rate_rps"] for level in busy] == [4, 16, 64][: len(busy)]
+    assert all(level["truthful"] for level in busy[:-1])
+    true = [level["rate_rps"] for level in busy if level["truthful"]]
+    assert report["highest_beside_server_rps"] == max(true, default=None)
+    whole = report["request_cpu_s"] + 64 * report["token_cpu_s"]
     assert whole == pytest.approx(levels[1]["cpu_per_request_s"])
 
 

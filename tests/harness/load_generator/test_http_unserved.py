@@ -98,12 +98,12 @@ def test_a_decision_of_a_policy_counts_as_served():
 
 
 def columns(n=3, **changes):
-    made = RequestColumns.empty(n)
-    made.started_s[:] = 0.0
-    made.fault[:] = FAULTS.index(RequestFault.STATUS)
+    request_columns = RequestColumns.empty(n)
+    request_columns.started_s[:] = 0.0
+    request_columns.fault[:] = FAULTS.index(RequestFault.STATUS)
     for name, value in changes.items():
-        getattr(made, name)[:] = value
-    return made
+        getattr(request_columns, name)[:] = value
+    return request_columns
 
 
 def test_the_reason_names_the_most_common_fault_and_what_was_not_sent():
@@ -129,11 +129,11 @@ def test_rejected_by_a_policy_and_slow_answers_are_results():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_server_that_refuses_all_gets_a_part_of_the_schedule(workload, run, processes):
     config = MockConfig(fault=InjectedFault.TOO_LONG)
-    found, _ = run(workload(3000, gap_s=0.02, tokens=1), config, processes=processes)
-    sent = int(np.isfinite(found.columns.started_s).sum())
+    measurement, _ = run(workload(3000, gap_s=0.02, tokens=1), config, processes=processes)
+    sent = int(np.isfinite(measurement.columns.started_s).sum())
     assert 20 <= sent < 3000
-    assert found.failed_as == "status 400"
-    assert found.invalid_because == (
+    assert measurement.failed_as == "status 400"
+    assert measurement.invalid_because == (
         f"not one of the first {sent:,} of 3,000 requests was served "
         "(status: 400: the prompt is too long)"
     )
@@ -141,40 +141,43 @@ def test_a_server_that_refuses_all_gets_a_part_of_the_schedule(workload, run, pr
 
 def test_a_server_that_serves_some_gets_the_whole_schedule(workload, run):
     config = MockConfig(ttft_s=0.0, itl_s=0.0, fault=InjectedFault.TOO_LONG, fault_every=2)
-    found, _ = run(workload(100, gap_s=0.003, tokens=1), config)
-    assert np.isfinite(found.columns.started_s).all()
-    assert found.invalid_because is None
-    assert found.failed_as == ""
+    measurement, _ = run(workload(100, gap_s=0.003, tokens=1), config)
+    assert np.isfinite(measurement.columns.started_s).all()
+    assert measurement.invalid_because is None
+    assert measurement.failed_as == ""
 
 
 def test_the_level_after_a_failed_one_ends_at_its_first_equal_failure(workload, run):
     config = MockConfig(fault=InjectedFault.TOO_LONG)
-    found, _ = run(workload(1000, gap_s=0.05), config, failed_before="status 400")
-    assert np.isfinite(found.columns.started_s).sum() < 1000
+    measurement, _ = run(workload(1000, gap_s=0.05), config, failed_before="status 400")
+    assert np.isfinite(measurement.columns.started_s).sum() < 1000
 
 
 def test_a_level_ends_when_its_servers_have_ended(workload):
     with serving(MockConfig(fault=InjectedFault.SILENT)) as server:
-        found = measure(
+        measurement = measure(
             workload(1000, gap_s=0.05),
             [Endpoint.parse(server.url)],
             HttpOptions(processes=1),
             gone=lambda: True,
         )
-    assert np.isfinite(found.columns.started_s).sum() < 1000
+    assert np.isfinite(measurement.columns.started_s).sum() < 1000
 
 
 def test_a_level_that_was_ended_early_is_invalid_though_some_of_it_was_served(workload):
     answered = []
     with serving(MockConfig(ttft_s=0.0, itl_s=0.0)) as server:
-        found = measure(
+        measurement = measure(
             workload(1000, gap_s=0.05),
             [Endpoint.parse(server.url)],
             HttpOptions(processes=1, send_delay_limit_s=60.0),
-            progress=lambda known, clock_s: answered.append(known.answered),
+            progress=lambda state, clock_s: answered.append(state.answered),
             gone=lambda: answered[-1] > 0,
         )
-    assert (found.invalid_because, found.failed_as) == ("it was ended before its time", "")
+    assert (measurement.invalid_because, measurement.failed_as) == (
+        "it was ended before its time",
+        "",
+    )
 
 
 @pytest.mark.slow
@@ -191,9 +194,9 @@ def test_a_request_without_a_token_stalls_whatever_keeps_it_alive(
         peer.recv(1)  # until the client closes
 
     url = scripted_server(comments if keeps_alive else nothing)
-    found = measure(
+    measurement = measure(
         workload(2),
         [Endpoint.parse(url)],
         HttpOptions(processes=1, stall_limit_s=0.3, send_delay_limit_s=60.0),
     )
-    assert found.faults() == {RequestFault.STALLED: 2}
+    assert measurement.faults() == {RequestFault.STALLED: 2}

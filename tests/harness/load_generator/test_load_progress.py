@@ -18,10 +18,10 @@ from slo_bench.workloads.slo import parse_slo
 
 
 def exchange(row, arrival_s, *stamps, started_s, status=200, fault=RequestFault.NONE):
-    made = Exchange(row, 0, arrival_s, waited_for=False)
-    made.started_s, made.status, made.fault = started_s, status, fault
-    made.stamps = array("d", stamps)
-    return made
+    record = Exchange(row, 0, arrival_s, waited_for=False)
+    record.started_s, record.status, record.fault = started_s, status, fault
+    record.stamps = array("d", stamps)
+    return record
 
 
 def test_progress_times_count_from_the_scheduled_arrival(workload):
@@ -30,21 +30,21 @@ def test_progress_times_count_from_the_scheduled_arrival(workload):
     assert watch.progress(LoadProgress(in_flight=3)).attainment is None
     watch.ended(exchange(0, 0.0, 100.25, 100.65, started_s=100.125), 100.0)  # 5 tokens: 0.1 s each
     watch.ended(exchange(1, 1.0, 101.75, 101.75, started_s=101.0), 100.0)  # its first comes late
-    found = watch.progress(LoadProgress(in_flight=2))
-    assert (found.ended, found.in_flight, found.answered, found.met) == (2, 2, 2, 1)
-    assert found.mean_ttft_s == pytest.approx(0.5)
-    assert found.mean_tpot_s == pytest.approx(0.1)  # of the first: the other's came all at once
-    assert found.send_delay_s == pytest.approx(0.125)
+    progress = watch.progress(LoadProgress(in_flight=2))
+    assert (progress.ended, progress.in_flight, progress.answered, progress.met) == (2, 2, 2, 1)
+    assert progress.mean_ttft_s == pytest.approx(0.5)
+    assert progress.mean_tpot_s == pytest.approx(0.1)  # of the first: the other's came all at once
+    assert progress.send_delay_s == pytest.approx(0.125)
     watch.ended(exchange(2, 2.0, started_s=102.0, fault=RequestFault.RESET), 100.0)
     watch.ended(exchange(3, 3.0, 103.1, started_s=103.0, status=500), 100.0)
-    found = watch.progress(LoadProgress())
-    assert (found.ended, found.answered, found.met, found.attainment) == (4, 2, 1, 0.25)
+    progress = watch.progress(LoadProgress())
+    assert (progress.ended, progress.answered, progress.met, progress.attainment) == (4, 2, 1, 0.25)
 
 
 def test_progress_of_several_senders_adds_up():
-    one = LoadProgress(4, 1, 4, 2, 2, 1.0, 1, 0.5, 0.25)
-    other = LoadProgress(6, 2, 6, 1, 3, 2.0, 3, 1.5, 0.125)
-    assert one + other == LoadProgress(10, 3, 10, 3, 5, 3.0, 4, 2.0, 0.25)
+    first = LoadProgress(4, 1, 4, 2, 2, 1.0, 1, 0.5, 0.25)
+    second = LoadProgress(6, 2, 6, 1, 3, 2.0, 3, 1.5, 0.125)
+    assert first + second == LoadProgress(10, 3, 10, 3, 5, 3.0, 4, 2.0, 0.25)
 
 
 def test_progress_of_a_count_has_no_attainment():
@@ -64,12 +64,14 @@ def test_load_reports_progress_with_attainment_and_failures(workload, processes)
             load,
             [Endpoint.parse(server.url)],
             options,
-            progress=lambda known, clock_s: heard.append((known, clock_s)),
+            progress=lambda progress, clock_s: heard.append((progress, clock_s)),
         )
-    known, clock_s = heard[-1]
-    assert 0 < known.met == known.answered < known.ended == known.judged <= 60
+    final, clock_s = heard[-1]
+    assert 0 < final.met == final.answered < final.ended == final.judged <= 60
     assert clock_s > 0
-    assert [one.ended for one, _ in heard] == sorted(one.ended for one, _ in heard)
+    assert [progress.ended for progress, _ in heard] == sorted(
+        progress.ended for progress, _ in heard
+    )
 
 
 def test_run_prints_progress_with_attainment(tmp_path, monkeypatch):
@@ -96,6 +98,6 @@ def test_run_prints_why_requests_failed(tmp_path):
         words += ["--rates", "20", "--slo", "ttft=30", "--seeds", "1"]
         shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
     assert shown.exit_code == 0, shown.output
-    said = "5 of 15 requests failed (status: 400: the prompt is too long)"
-    assert said in " ".join(shown.output.split())
-    assert said in (tmp_path / "run" / "report.html").read_text()
+    message = "5 of 15 requests failed (status: 400: the prompt is too long)"
+    assert message in " ".join(shown.output.split())
+    assert message in (tmp_path / "run" / "report.html").read_text()

@@ -31,11 +31,11 @@ def test_core_share_of_one_core_is_shared(monkeypatch):
 
 
 def test_thread_settings_are_restored_afterwards():
-    own, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
-    with started_on([max(own)]), before_other_programs():
-        assert os.sched_getaffinity(0) == {max(own)}
+    cores, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    with started_on([max(cores)]), before_other_programs():
+        assert os.sched_getaffinity(0) == {max(cores)}
         assert os.getpriority(os.PRIO_PROCESS, 0) <= nice
     with started_on([]):
-        assert os.sched_getaffinity(0) == own
-    assert os.sched_getaffinity(0) == own
+        assert os.sched_getaffinity(0) == cores
+    assert os.sched_getaffinity(0) == cores
     assert os.getpriority(os.PRIO_PROCESS, 0) == nice

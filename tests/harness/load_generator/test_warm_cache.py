@@ -17,11 +17,11 @@ OPTIONS = HttpOptions()
 
 
 def columns(n, *, prompt=-1, cached=-1):
-    made = RequestColumns.empty(n)
-    made.sent_s[:] = 0.0
-    made.prompt_tokens[:] = prompt
-    made.cached_tokens[:] = cached
-    return made
+    request_columns = RequestColumns.empty(n)
+    request_columns.sent_s[:] = 0.0
+    request_columns.prompt_tokens[:] = prompt
+    request_columns.cached_tokens[:] = cached
+    return request_columns
 
 
 def test_blocks_of_several_requests_are_shared_and_those_of_one_are_not(workload):
@@ -31,10 +31,10 @@ def test_blocks_of_several_requests_are_shared_and_those_of_one_are_not(workload
 
 
 def test_of_continued_and_given_prompts_all_may_be_shared(workload):
-    asked = workload(3, follows=np.array([-1, 0, -1]), texts=[None, None, "x"])
-    assert shared_tokens(asked, OPTIONS).tolist() == [0, 8, 8]
-    assert given_prompts(asked, OPTIONS).tolist() == [False, False, True]
-    assert given_prompts(asked, HttpOptions(body={"prompt": "x"})).all()
+    load = workload(3, follows=np.array([-1, 0, -1]), texts=[None, None, "x"])
+    assert shared_tokens(load, OPTIONS).tolist() == [0, 8, 8]
+    assert given_prompts(load, OPTIONS).tolist() == [False, False, True]
+    assert given_prompts(load, HttpOptions(body={"prompt": "x"})).all()
 
 
 def test_usage_gives_the_share_beyond_the_workload_and_the_chat_template(workload):
@@ -86,5 +86,5 @@ def test_texts_may_begin_with_the_same_words_by_chance(workload):
 def test_nothing_is_known_of_a_silent_server_or_of_several_answers_to_a_prompt(workload):
     assert warm_cache_share(workload(4), OPTIONS, columns(4), CacheCounters()) is None
     several = HttpOptions(body={"n": 2})
-    known = columns(4, prompt=8, cached=6)
-    assert warm_cache_share(workload(4), several, known, CacheCounters()) is None
+    cached_columns = columns(4, prompt=8, cached=6)
+    assert warm_cache_share(workload(4), several, cached_columns, CacheCounters()) is None

@@ -41,13 +41,13 @@ sglang,h100-80g,llama-3.1-8b,1,2,256,16,,0.009
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def measured_folder(tmp_path: Path) -> Path:
     (tmp_path / "mine.csv").write_text(OWN)
     return tmp_path
 
 
-def test_read_folder_reads_a_users_table(own):
-    first, second = read_folder(own)
+def test_read_folder_reads_a_users_table(measured_folder):
+    first, second = read_folder(measured_folder)
     assert (first.set, first.row, first.mode) == ("mine", "2", "closed-loop")
     assert first.case.load == ClosedLoop(2, 256, 16)
     assert first.measured["e2e_mean"] == pytest.approx(0.03 + 15 * 0.008)
@@ -63,10 +63,10 @@ def test_read_folder_reads_a_users_table(own):
         ("0.03,0.008", ",", "neither ttft_mean_s nor tpot_mean_s"),
     ],
 )
-def test_damaged_measurement_row_is_named(own, was, now, problem):
-    (own / "mine.csv").write_text(OWN.replace(was, now, 1))
+def test_damaged_measurement_row_is_named(measured_folder, was, now, problem):
+    (measured_folder / "mine.csv").write_text(OWN.replace(was, now, 1))
     with pytest.raises(FileFormatError, match=problem):
-        list(read_folder(own))
+        list(read_folder(measured_folder))
 
 
 RATES = """engine,gpu,model,tp,prompt_tokens,output_tokens,ttft_p99_s,tpot_mean_s,max_rate_rps
@@ -117,10 +117,12 @@ def test_highest_rate_search_finds_a_known_rate(true_rps):
         ttft_s = 1 / (10 * true_rps - rate_rps) if rate_rps < 10 * true_rps else np.inf
         return {"ttft": np.full(len(workload), min(ttft_s, 1e9))}
 
-    found, at = highest_rate(HighestRate(1, 1, (("ttft_mean", 1 / (9 * true_rps)),)), serve)
+    highest_rps, figures_at_rate = highest_rate(
+        HighestRate(1, 1, (("ttft_mean", 1 / (9 * true_rps)),)), serve
+    )
     # The draws of 1,000 requests or more have a rate of their own, the same at every scale.
-    assert found == pytest.approx(true_rps, rel=WITHIN + 0.07)
-    assert at["ttft_mean"] <= 1 / (9 * true_rps)
+    assert highest_rps == pytest.approx(true_rps, rel=WITHIN + 0.07)
+    assert figures_at_rate["ttft_mean"] <= 1 / (9 * true_rps)
 
 
 @pytest.mark.parametrize(("ttft_s", "which"), [(0.0, "every rate"), (1.0, "no rate")])
@@ -139,9 +141,9 @@ def test_folder_without_measurements_is_refused(tmp_path):
         list(read_folder(tmp_path / "none"))
 
 
-def test_table_of_an_unknown_layout_is_skipped_and_named(own):
-    (own / "energy.csv").write_text("gpu,watts\nh100,700\n")
-    [skipped] = [row for row in read_folder(own) if isinstance(row, Skipped)]
+def test_table_of_an_unknown_layout_is_skipped_and_named(measured_folder):
+    (measured_folder / "energy.csv").write_text("gpu,watts\nh100,700\n")
+    [skipped] = [row for row in read_folder(measured_folder) if isinstance(row, Skipped)]
     assert (skipped.set, skipped.reason) == (
         "energy",
         "a table whose columns are of no known layout",
@@ -150,9 +152,9 @@ def test_table_of_an_unknown_layout_is_skipped_and_named(own):
 
 @pytest.mark.slow
 def test_shipped_measurements_can_be_read():
-    found = list(read_folder(SHIPPED))
-    known = [row for row in found if isinstance(row, Measurement)]
-    closed = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
+    rows = list(read_folder(SHIPPED))
+    measurements = [row for row in rows if isinstance(row, Measurement)]
+    closed = [m for m in measurements if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
     dense = [m for m in closed if catalogue_model(m.case.model).is_plain]
     assert len([m for m in dense if m.case.weight_dtype != "nvfp4"]) == 333
     experts = [m for m in closed if catalogue_model(m.case.model).experts]
@@ -160,20 +162,20 @@ def test_shipped_measurements_can_be_read():
     assert len([m for m in experts if m.case.dp > 1]) == 61
     # `tp 8, ep 8` is recorded as tp 64: the same figures stand there twice, under both.
     assert {m.case.tp for m in experts} == {1, 2, 4, 8}
-    reasons = {row.reason for row in found if isinstance(row, Skipped)}
+    reasons = {row.reason for row in rows if isinstance(row, Skipped)}
     assert "disaggregated serving" in reasons
-    levels = [m for m in known if isinstance(m.case.load, OpenLoop)]
+    levels = [m for m in measurements if isinstance(m.case.load, OpenLoop)]
     assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
     assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
     # Cold starts are in these TTFTs.
-    cold = [m for m in known if (m.case.engine, m.case.version) == ("trtllm", "1.0.0rc3")]
+    cold = [m for m in measurements if (m.case.engine, m.case.version) == ("trtllm", "1.0.0rc3")]
     assert cold
     assert all(set(m.measured) == {"tpot_mean"} for m in cold)
-    assert len({m.key for m in known}) == len(known)
+    assert len({m.key for m in measurements}) == len(measurements)
 
 
-def test_prediction_does_not_depend_on_the_measured_values(own):
-    first, _ = read_folder(own)
+def test_prediction_does_not_depend_on_the_measured_values(measured_folder):
+    first, _ = read_folder(measured_folder)
     other = Measurement(first.set, first.row, first.mode, first.case, {"tpot_mean": 123.0})
     assert judge_one(first).predicted == judge_one(other).predicted
     assert first.key == other.key
@@ -224,8 +226,8 @@ def test_servers_have_the_options_of_published_recipes():
     for m in rows:
         if m.mode == "closed-loop":
             case = m.case
-            known = shares[case.engine, case.gpu, case.model, case.tp]
-            known.add((case.weight_dtype, case.memory_share))
+            formats = shares[case.engine, case.gpu, case.model, case.tp]
+            formats.add((case.weight_dtype, case.memory_share))
     assert shares["sglang", "b200", "deepseek-r1", 4] == {("fp8", 0.95), ("nvfp4", 0.85)}
     assert shares["sglang", "b200", "deepseek-r1", 8] == {("fp8", 0.82), ("nvfp4", 0.85)}
     assert shares["vllm", "b200", "minimax-m2.5", 2] == {("fp8", 0.95), ("nvfp4", 0.9)}
@@ -254,8 +256,8 @@ def test_open_loop_counts_answered_requests_alone():
     tokens = np.full(20, 50)
     answered = np.arange(20) < 10
     load = OpenLoop(arrival, tokens, np.where(answered, 50, 1), answered)
-    found = predict(Case("vllm", "0.8", "h100-80g", "llama-3.1-8b", load)).figures
-    assert found["e2e_p50"] > 49 * 0.004  # not the answers of one token
+    predicted = predict(Case("vllm", "0.8", "h100-80g", "llama-3.1-8b", load)).figures
+    assert predicted["e2e_p50"] > 49 * 0.004  # not the answers of one token
 
 
 @pytest.mark.slow
@@ -293,8 +295,8 @@ def test_collectives_bytes_of_older_vllm():
     assert collectives_bytes(replace(case, version="0.12.0")) == 0
 
 
-def test_summary_has_the_median_errors(own):
-    judged, skipped = judge(own)
+def test_summary_has_the_median_errors(measured_folder):
+    judged, skipped = judge(measured_folder)
     assert not skipped
     rows = {(row.engine, row.metric): row for row in summaries(judged)}
     row = rows["vllm", "tpot_mean"]
@@ -305,43 +307,47 @@ def test_summary_has_the_median_errors(own):
     assert ("sglang", "ttft_mean") not in rows
 
 
-def test_interrupted_accuracy_run_is_resumed(own, tmp_path, monkeypatch):
+def test_interrupted_accuracy_run_is_resumed(measured_folder, tmp_path, monkeypatch):
     out = tmp_path / "errors.jsonl"
-    judge(own, out)
+    judge(measured_folder, out)
     lines = out.read_text().splitlines()
     assert len(lines) == 2
     out.write_text(lines[0] + "\n" + lines[1][:20])  # killed while it wrote
     with pytest.raises(SloBenchError, match="--resume"):
-        judge(own, out)
-    asked = []
+        judge(measured_folder, out)
+    predicted_cases = []
     monkeypatch.setattr(
-        errors, "predict", lambda case, without, analytic: asked.append(case) or predict(case)
+        errors,
+        "predict",
+        lambda case, without, analytic: predicted_cases.append(case) or predict(case),
     )
-    judged, _ = judge(own, out, resume=True)
-    assert [case.engine for case in asked] == ["sglang"]
+    judged, _ = judge(measured_folder, out, resume=True)
+    assert [case.engine for case in predicted_cases] == ["sglang"]
     assert [row.engine for row in judged] == ["vllm", "sglang"]
     assert out.read_text().splitlines() == lines
 
 
 @pytest.mark.slow
-def test_worker_processes_predict_the_same(own, tmp_path):
+def test_worker_processes_predict_the_same(measured_folder, tmp_path):
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
-    judge(own, here)
+    judge(measured_folder, here)
     with LocalPool(2) as pool:
-        judge(own, there, begin=pool.begin)
+        judge(measured_folder, there, begin=pool.begin)
     assert there.read_text() == here.read_text()
 
 
-def test_rows_of_one_case_are_predicted_once(own, monkeypatch):
+def test_rows_of_one_case_are_predicted_once(measured_folder, monkeypatch):
     rows = OWN.splitlines()
     again = rows[1].replace("0.03,0.008", "0.05,0.010")
-    (own / "mine.csv").write_text("\n".join([*rows, again]) + "\n")
-    asked = []
+    (measured_folder / "mine.csv").write_text("\n".join([*rows, again]) + "\n")
+    predicted_cases = []
     monkeypatch.setattr(
-        errors, "predict", lambda case, without, analytic: asked.append(case) or predict(case)
+        errors,
+        "predict",
+        lambda case, without, analytic: predicted_cases.append(case) or predict(case),
     )
-    first, _, third = judge(own)[0]
-    assert len(asked) == 2
+    first, _, third = judge(measured_folder)[0]
+    assert len(predicted_cases) == 2
     assert third.predicted == first.predicted
     assert (first.measured["ttft_mean"], third.measured["ttft_mean"]) == (0.03, 0.05)
     assert (first.row, third.row) == ("2", "4")
@@ -391,35 +397,35 @@ def test_experts_are_placed_as_the_recipes_say():
 def test_seen_names_the_rows_used_for_fits():
     """Constants were chosen with these rows in view, and with no others."""
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
-    known = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if seen(m)}
+    seen_setups = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if seen(m)}
     unseen = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if not seen(m)}
-    assert ("sglang", "h200-141g", "llama-3.1-8b") in unseen - known
-    assert ("vllm", "h200-141g", "llama-3.1-8b") in known - unseen
+    assert ("sglang", "h200-141g", "llama-3.1-8b") in unseen - seen_setups
+    assert ("vllm", "h200-141g", "llama-3.1-8b") in seen_setups - unseen
     assert all(not seen(m) for m in rows if m.mode == "open-loop")
     assert all(m.case.engine != "trtllm" for m in rows if seen(m))
 
 
 @pytest.mark.slow
-def test_accuracy_command_prints_json(own, slo_bench):
-    code, out, _ = slo_bench("accuracy", str(own), "--json")
+def test_accuracy_command_prints_json(measured_folder, slo_bench):
+    code, out, _ = slo_bench("accuracy", str(measured_folder), "--json")
     assert code == 0
     rows = json.loads(out)
     assert {"set", "engine", "gpu", "model", "mode", "metric", "n"} <= set(rows[0])
     assert {"median_error", "p90_error", "bias", "in_band"} <= set(rows[0])
     assert {row["set"] for row in rows} == {"mine"}
-    code, out, _ = slo_bench("accuracy", str(own))
+    code, out, _ = slo_bench("accuracy", str(measured_folder))
     assert code == 0
     assert "Errors of 2 predictions" in out
-    code, _, err = slo_bench("accuracy", str(own), "--without", "h1000")
+    code, _, err = slo_bench("accuracy", str(measured_folder), "--without", "h1000")
     assert code == 2
     assert "h1000" in err
-    code, _, err = slo_bench("accuracy", str(own), "--resume")
+    code, _, err = slo_bench("accuracy", str(measured_folder), "--resume")
     assert code == 2
     assert "--out" in err
 
 
-def test_a_gpu_can_be_left_out(own):
-    whole, without = (judge(own, without=names)[0] for names in ((), ("h100-80g",)))
+def test_a_gpu_can_be_left_out(measured_folder):
+    whole, without = (judge(measured_folder, without=names)[0] for names in ((), ("h100-80g",)))
     assert whole[0].predicted != without[0].predicted
     assert whole[0].key != without[0].key
 
@@ -464,22 +470,30 @@ def test_shipped_measurements_are_predicted_within_their_errors():
     for gpu in ("a100-80g", "h100-80g"):
         levels = [row for row in opened if row.gpu == gpu]
         bounds += [(levels, "e2e_p50", 0.08), (levels, "e2e_p99", 0.10), (levels, "ttft_p50", 0.15)]
-    for rows, metric, most in bounds:
+    for rows, metric, limit in bounds:
         errors_of = [abs(row.errors()[metric]) for row in rows if metric in row.errors()]
-        assert np.median(errors_of) <= most, (metric, rows[0].mode, rows[0].gpu)
+        assert np.median(errors_of) <= limit, (metric, rows[0].mode, rows[0].gpu)
     for rows in (dense, experts):
         for metric in ("tpot_mean", "ttft_mean"):
             inside = [row.in_band(metric) for row in rows if metric in row.errors()]
             # If not, residuals are of other predictions: scripts/residuals.py
-            assert 0.85 <= np.mean([one for one in inside if one is not None]) <= 0.95, metric
+            assert (
+                0.85
+                <= np.mean([is_inside for is_inside in inside if is_inside is not None])
+                <= 0.95
+            ), metric
 
 
-def test_accuracy_page_shows_every_point(own, tmp_path):
-    judged, skipped = judge(own)
+def test_accuracy_page_shows_every_point(measured_folder, tmp_path):
+    judged, skipped = judge(measured_folder)
     page = write_accuracy(judged, skipped, tmp_path / "accuracy.html").read_text("utf-8")
-    figure = next(of for of in figures(judged) if of.id == "tpot_mean")
+    figure = next(entry for entry in figures(judged) if entry.id == "tpot_mean")
     for view in figure.views.values():
-        points = [point for of in view["series"] for point in zip(of["x"], of["y"], strict=True)]
+        points = [
+            point
+            for series in view["series"]
+            for point in zip(series["x"], series["y"], strict=True)
+        ]
         assert sorted(points) == sorted(
             (row.measured["tpot_mean"], row.predicted["tpot_mean"]) for row in judged
         )
@@ -492,18 +506,18 @@ def test_accuracy_page_shows_every_point(own, tmp_path):
 
 @pytest.mark.slow
 def test_aiconfigurator_is_compared_on_the_rows_that_it_predicted():
-    known = aiconfigurator.predictions()
+    predictions = aiconfigurator.predictions()
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
     by_id = {(m.set, m.row): m for m in rows}
-    assert set(known) <= set(by_id)
-    (where, theirs), (_, others) = list(known.items())[:2]
+    assert set(predictions) <= set(by_id)
+    (where, theirs), (_, others) = list(predictions.items())[:2]
     assert theirs != others
     measurement = by_id[where]
     case, measured = measurement.case, {"tpot_mean": 1.0}
     names = ("", *where, "closed-loop", case.engine, case.gpu, case.model, "")
     mine = errors.Judged(*names, measured, {"tpot_mean": 1.5})
     strange = errors.Judged("", "mine", "2", *names[3:], measured, {"tpot_mean": 9.0})
-    found = aiconfigurator.beside([mine, strange], "tpot_mean")
-    assert (found.n, found.ours) == (1, pytest.approx(0.5))
-    assert found.theirs == pytest.approx(abs(theirs["tpot_mean"] - 1))
+    comparison = aiconfigurator.beside([mine, strange], "tpot_mean")
+    assert (comparison.n, comparison.ours) == (1, pytest.approx(0.5))
+    assert comparison.theirs == pytest.approx(abs(theirs["tpot_mean"] - 1))
     assert aiconfigurator.beside([strange], "tpot_mean") is None

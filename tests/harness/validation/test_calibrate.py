@@ -26,8 +26,8 @@ from slo_bench.workloads.errors import FileFormatError, SloBenchError
 FACTORS = Calibration(("made up",), (1.0, 64.0, 512.0, 2048.0), (0.8, 0.9, 1.2, 1.3))
 
 
-def means(found: Validation) -> dict[str, float]:
-    return {row.metric: row.error for row in found.rows() if row.statistic == "mean"}
+def means(validation: Validation) -> dict[str, float]:
+    return {row.metric: row.error for row in validation.rows() if row.statistic == "mean"}
 
 
 def slow_log(num_gpu_blocks: int, seed: int) -> RealLog:
@@ -38,34 +38,35 @@ def slow_log(num_gpu_blocks: int, seed: int) -> RealLog:
 
 
 def test_calibrate_recovers_factors_that_hold_for_another_log():
-    seen, unseen = slow_log(400, 1), slow_log(400, 2)
-    before = means(validate(unseen, PROFILE, host_s=0.004))
+    fitted_log, other_log = slow_log(400, 1), slow_log(400, 2)
+    before = means(validate(other_log, PROFILE, host_s=0.004))
     assert min(before.values()) > 0.1
-    found = calibrate([seen], PROFILE, host_s=0.004)
-    after = means(validate(unseen, found.profile, host_s=0.004))
+    calibrated = calibrate([fitted_log], PROFILE, host_s=0.004)
+    after = means(validate(other_log, calibrated.profile, host_s=0.004))
     assert max(abs(error) for error in after.values()) < 0.02
-    made = found.calibration
-    assert made.requests == len(seen)
-    assert made.steps > 500
-    assert made.held_out_percent < 2
-    assert all(abs(error) < 1 for error in made.after_percent.values())
-    assert made.before_percent["e2e"] > 10
+    calibration = calibrated.calibration
+    assert calibration.requests == len(fitted_log)
+    assert calibration.steps > 500
+    assert calibration.held_out_percent < 2
+    assert all(abs(error) < 1 for error in calibration.after_percent.values())
+    assert calibration.before_percent["e2e"] > 10
     # Sizes that many steps have: decode batches of up to 32, chunks up to the budget of 1,024.
     true, learned = (
-        linear_curve(dataclasses.replace(PROFILE, calibration=one)) for one in (FACTORS, made)
+        linear_curve(dataclasses.replace(PROFILE, calibration=factors))
+        for factors in (FACTORS, calibration)
     )
     for tokens in (8, 24, 1024):
         assert learned(tokens) == pytest.approx(true(tokens), rel=0.04)
 
 
 def test_calibrated_profile_names_the_logs_of_its_factors():
-    seen, unseen = slow_log(400, 1), slow_log(400, 2)
-    found = calibrate([seen], PROFILE, host_s=0.004)
-    assert found.calibration.digests == (seen.digest,)
-    assert "calibrated on this log" in " ".join(validate(seen, found.profile).notes)
-    assert "calibrated on this log" not in " ".join(validate(unseen, found.profile).notes)
-    renamed = dataclasses.replace(seen, name="copy")
-    assert "calibrated on this log" in " ".join(validate(renamed, found.profile).notes)
+    fitted_log, other_log = slow_log(400, 1), slow_log(400, 2)
+    calibrated = calibrate([fitted_log], PROFILE, host_s=0.004)
+    assert calibrated.calibration.digests == (fitted_log.digest,)
+    assert "calibrated on this log" in " ".join(validate(fitted_log, calibrated.profile).notes)
+    assert "calibrated on this log" not in " ".join(validate(other_log, calibrated.profile).notes)
+    renamed = dataclasses.replace(fitted_log, name="copy")
+    assert "calibrated on this log" in " ".join(validate(renamed, calibrated.profile).notes)
 
 
 def test_calibrate_finds_the_number_of_kv_blocks_that_ran_out():
@@ -79,9 +80,9 @@ def test_calibrate_finds_the_number_of_kv_blocks_that_ran_out():
     roomy = dataclasses.replace(
         roomy, engine=dataclasses.replace(roomy.engine, num_gpu_blocks=None)
     )
-    found = calibrate([roomy], PROFILE, host_s=0.004)
-    assert found.calibration.num_gpu_blocks == 0
-    assert found.notes == ()
+    calibrated = calibrate([roomy], PROFILE, host_s=0.004)
+    assert calibrated.calibration.num_gpu_blocks == 0
+    assert calibrated.notes == ()
 
 
 def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
@@ -97,14 +98,14 @@ def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
     profile = dataclasses.replace(PROFILE, calibration=kept)
     read = read_profile(write_profile(profile, tmp_path / "p.toml"))
     assert read.calibration == kept
-    bare, made = linear_curve(PROFILE), linear_curve(read)
-    np.testing.assert_allclose(made.seconds / bare.seconds, kept.at(np.maximum(1, bare.counts)))
+    bare, scaled = linear_curve(PROFILE), linear_curve(read)
+    np.testing.assert_allclose(scaled.seconds / bare.seconds, kept.at(np.maximum(1, bare.counts)))
     assert kept.at(np.array([1.0, 64.0, 9999.0])).tolist() == pytest.approx([0.8, 0.9, 1.3])
     assert table_step_time(read).step_s(1, 16, ()) < table_step_time(PROFILE).step_s(1, 16, ())
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("tokens = [2, 1]\nfactors = [1, 1]", "ascending tokens"),
         ("tokens = [1, 2]\nfactors = [1]", "a factor for each"),
@@ -112,10 +113,10 @@ def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
         ("tokens = [1]\nfactors = [1]\nsteps = [1]\nfoo = 1", "unexpected keyword"),
     ],
 )
-def test_damaged_calibration_in_a_profile_is_named(tmp_path, line, said):
+def test_damaged_calibration_in_a_profile_is_named(tmp_path, line, message):
     file = write_profile(PROFILE, tmp_path / "p.toml")
     file.write_text(f'{file.read_text()}\n[calibration]\norigin = ["x"]\n{line}\n')
-    with pytest.raises(FileFormatError, match=said):
+    with pytest.raises(FileFormatError, match=message):
         read_profile(file)
 
 
@@ -162,15 +163,15 @@ def test_several_gpus_need_a_measured_link():
 def test_calibrate_takes_the_link_of_the_log_if_the_profile_has_none():
     two = dataclasses.replace(PROFILE, tp=2)
     log = slow_log(400, 1)
-    told = dataclasses.replace(
+    linked_log = dataclasses.replace(
         log, engine=dataclasses.replace(log.engine, tp=2, peer_link="16gb/s@20us")
     )
     with pytest.raises(SloBenchError, match="has no all-reduce"):
-        validate(dataclasses.replace(told, engine=log.engine), two)
-    by_log = means(validate(told, two))
-    assert by_log == means(validate(told, with_peer_link(two, "16gb/s@20us")))
-    assert by_log["tpot"] < means(validate(told, with_peer_link(two, "1gb/s@20us")))["tpot"]
-    assert "peer" in calibrate([told], two).profile.links
+        validate(dataclasses.replace(linked_log, engine=log.engine), two)
+    by_log = means(validate(linked_log, two))
+    assert by_log == means(validate(linked_log, with_peer_link(two, "16gb/s@20us")))
+    assert by_log["tpot"] < means(validate(linked_log, with_peer_link(two, "1gb/s@20us")))["tpot"]
+    assert "peer" in calibrate([linked_log], two).profile.links
 
 
 # -------------------------------------------------------------------- command
@@ -179,25 +180,29 @@ def test_calibrate_takes_the_link_of_the_log_if_the_profile_has_none():
 def test_profile_calibrate_command_writes_a_profile(tmp_path):
     log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
     out = tmp_path / "c.toml"
-    given = ["profile", "calibrate", str(log), "--profile", str(profile), "--out", str(out),
+    arguments = ["profile", "calibrate", str(log), "--profile", str(profile), "--out", str(out),
              "--num-gpu-blocks", "400", "--block-size", "16", "--no-prefix-caching"]  # fmt: skip
     runner = CliRunner()
-    told = runner.invoke(app, [*given, "--json"])
-    assert told.exit_code == 0, told.output
-    made = json.loads(told.stdout)
-    assert made["tokens"] == list(KNOTS)
-    assert made["requests"] == 80
-    assert made["origin"] == ["/".join(log.parts[-3:])]
-    assert set(made["before_percent"]) == set(made["after_percent"]) == {"ttft", "tpot", "e2e"}
+    invocation = runner.invoke(app, [*arguments, "--json"])
+    assert invocation.exit_code == 0, invocation.output
+    printed = json.loads(invocation.stdout)
+    assert printed["tokens"] == list(KNOTS)
+    assert printed["requests"] == 80
+    assert printed["origin"] == ["/".join(log.parts[-3:])]
+    assert (
+        set(printed["before_percent"]) == set(printed["after_percent"]) == {"ttft", "tpot", "e2e"}
+    )
     assert read_profile(out).calibration is not None
-    told = runner.invoke(app, given)
-    assert "factor on linear layers" in told.stdout
-    assert "in-sample" in told.stdout
-    told = runner.invoke(app, ["profile", "show", str(out)])
-    assert "calibrated" in told.stdout
-    told = runner.invoke(app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *given[3:]])
-    assert isinstance(told.exception, FileFormatError)
-    assert "cannot be read" in str(told.exception)
+    invocation = runner.invoke(app, arguments)
+    assert "factor on linear layers" in invocation.stdout
+    assert "in-sample" in invocation.stdout
+    invocation = runner.invoke(app, ["profile", "show", str(out)])
+    assert "calibrated" in invocation.stdout
+    invocation = runner.invoke(
+        app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *arguments[3:]]
+    )
+    assert isinstance(invocation.exception, FileFormatError)
+    assert "cannot be read" in str(invocation.exception)
 
 
 def test_calibrate_takes_cells_of_measured_runs_only(tmp_path, monkeypatch):
@@ -233,17 +238,21 @@ def test_a_closed_loop_table_gives_two_factors(tmp_path):
     file.write_text(TABLE.format(a=1, b=1, c=1, d=1))
     slow = dataclasses.replace(PROFILE, calibration=Calibration((), (512.0, 513.0), (1.25, 0.9)))
     step_time = profiled_step_time(slow, Host(graph_tokens=512))
-    made = [predict(row.case, step_time_model=step_time).figures for row in read_folder(file)][:2]
-    values = {"a": made[0]["ttft_mean"], "b": made[0]["tpot_mean"]}
-    values |= {"c": made[1]["ttft_mean"], "d": made[1]["tpot_mean"]}
+    figures = [predict(row.case, step_time_model=step_time).figures for row in read_folder(file)][
+        :2
+    ]
+    values = {"a": figures[0]["ttft_mean"], "b": figures[0]["tpot_mean"]}
+    values |= {"c": figures[1]["ttft_mean"], "d": figures[1]["tpot_mean"]}
     file.write_text(TABLE.format(**values))
-    found = calibrate_table(file, PROFILE)
-    assert found.calibration.factors[0] == pytest.approx(1.25, rel=0.03)
-    assert found.calibration.factors[1] == pytest.approx(0.9, rel=0.08)
+    calibrated = calibrate_table(file, PROFILE)
+    assert calibrated.calibration.factors[0] == pytest.approx(1.25, rel=0.03)
+    assert calibrated.calibration.factors[1] == pytest.approx(0.9, rel=0.08)
     assert (
-        abs(found.calibration.after_percent["tpot"]) < 1 < -found.calibration.before_percent["tpot"]
+        abs(calibrated.calibration.after_percent["tpot"])
+        < 1
+        < -calibrated.calibration.before_percent["tpot"]
     )
-    assert found.notes == ("1 rows of other models, GPUs or formats are left out",)
+    assert calibrated.notes == ("1 rows of other models, GPUs or formats are left out",)
     with pytest.raises(SloBenchError, match=r"has no closed loop of llama-3\.1-70b"):
         calibrate_table(file, dataclasses.replace(PROFILE, model="llama-3.1-70b"))
 
@@ -272,10 +281,10 @@ def test_calibrate_rtx_4090_with_unknown_kv_blocks(tmp_path):
     """Halves of the log predict each other, and the number of blocks is found."""
     folder = SHARED / "measured" / "llmservingsim" / "RTX4090-Llama-3.1-8B-2026-08-17"
     log = beside_blocks(tmp_path, folder, "sharegpt-llama-3.1-8b-300-sps10")
-    found = calibrate([log], imported(REAL / "RTX4090-Llama-3.1-8B-bf16-tp1"))
-    assert found.calibration.num_gpu_blocks == 2951  # one holds nothing
-    assert found.calibration.held_out_percent < 1
-    assert max(abs(e) for e in found.calibration.after_percent.values()) < 0.5
+    calibrated = calibrate([log], imported(REAL / "RTX4090-Llama-3.1-8B-bf16-tp1"))
+    assert calibrated.calibration.num_gpu_blocks == 2951  # one holds nothing
+    assert calibrated.calibration.held_out_percent < 1
+    assert max(abs(e) for e in calibrated.calibration.after_percent.values()) < 0.5
 
 
 @needs_data
@@ -287,5 +296,5 @@ def test_validate_qwen_on_two_gpus_with_the_measured_link(tmp_path):
     profile = imported(tables)
     with pytest.raises(SloBenchError, match="has no all-reduce"):
         validate(log, profile)
-    found = validate(log, with_peer_link(profile, "16gb/s@20us"))
-    assert max(abs(error) for error in means(found).values()) < 0.02
+    validation = validate(log, with_peer_link(profile, "16gb/s@20us"))
+    assert max(abs(error) for error in means(validation).values()) < 0.02

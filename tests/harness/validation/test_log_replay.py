@@ -26,13 +26,13 @@ from slo_bench.workloads.errors import FileFormatError, SloBenchError
 def test_replayed_log_of_the_simulator_has_no_error(num_gpu_blocks, caching):
     log, preemptions = simulated_log(num_gpu_blocks, caching)
     assert (preemptions > 5) == (num_gpu_blocks == 400)
-    found = validate(log, PROFILE, host_s=0.004)
-    assert found.preemptions == preemptions
-    assert [("hash_ids.jsonl" in note) for note in found.notes] == [True] * caching
-    assert [(r.metric, r.statistic) for r in found.rows()] == [
+    validation = validate(log, PROFILE, host_s=0.004)
+    assert validation.preemptions == preemptions
+    assert [("hash_ids.jsonl" in note) for note in validation.notes] == [True] * caching
+    assert [(r.metric, r.statistic) for r in validation.rows()] == [
         (m, s) for m in METRICS for s in STATISTICS
     ]
-    for row in found.rows():
+    for row in validation.rows():
         assert abs(row.error) < 1e-9, row
 
 
@@ -81,13 +81,13 @@ def test_replay_error_depends_on_settings():
 def test_replay_names_what_the_log_leaves_open():
     log, _ = simulated_log(100_000, caching=False)
     bare = dataclasses.replace(log, engine=EngineSettings(tp=2, version="0.9.1"), unfinished=3)
-    found = validate(bare, PROFILE)
-    told = " ".join(found.notes)
-    assert "3 requests of the log did not finish" in told
-    assert "tp 2, the profile of tp 1" in told
-    assert "has no number of KV blocks" in told
-    assert found.settings.async_scheduling is False
-    assert found.host.step_s > 0
+    validation = validate(bare, PROFILE)
+    notes = " ".join(validation.notes)
+    assert "3 requests of the log did not finish" in notes
+    assert "tp 2, the profile of tp 1" in notes
+    assert "has no number of KV blocks" in notes
+    assert validation.settings.async_scheduling is False
+    assert validation.host.step_s > 0
     other = dataclasses.replace(
         log, engine=EngineSettings(model="Qwen/Qwen3-8B", num_gpu_blocks=9000)
     )
@@ -121,16 +121,19 @@ def test_replay_finds_recorded_prefixes_in_the_cache(block_size, tmp_path):
     blocks = [range(int(tokens) // 16) for tokens in log.prompt_tokens]
     # Every prompt begins with the same 10 blocks.
     shared = [
-        tuple(-1 - k if k < 10 else -1 - (row + 1) * 1000 - k for k in found)
-        for row, found in enumerate(blocks)
+        tuple(-1 - k if k < 10 else -1 - (row + 1) * 1000 - k for k in prompt_blocks)
+        for row, prompt_blocks in enumerate(blocks)
     ]
-    found = validate(dataclasses.replace(bare, shared_blocks=shared), PROFILE)
-    assert not found.notes
+    validation = validate(dataclasses.replace(bare, shared_blocks=shared), PROFILE)
+    assert not validation.notes
     alone = validate(bare, PROFILE)
     assert "which prompts share a prefix is unknown" in " ".join(alone.notes)
-    assert found.simulated["ttft"].mean() < 0.95 * alone.simulated["ttft"].mean()
-    own = [tuple(-1 - row * 1000 - k for k in found) for row, found in enumerate(blocks)]
-    same = validate(dataclasses.replace(bare, shared_blocks=own), PROFILE)
+    assert validation.simulated["ttft"].mean() < 0.95 * alone.simulated["ttft"].mean()
+    distinct = [
+        tuple(-1 - row * 1000 - k for k in prompt_blocks)
+        for row, prompt_blocks in enumerate(blocks)
+    ]
+    same = validate(dataclasses.replace(bare, shared_blocks=distinct), PROFILE)
     np.testing.assert_allclose(same.simulated["e2e"], alone.simulated["e2e"])
 
 
@@ -157,9 +160,9 @@ def test_prefix_blocks_are_read_from_the_file_beside_the_log(tmp_path):
     assert len({h for row in log.shared_blocks for h in row[1:]}) == sum(
         len(row) - 1 for row in log.shared_blocks
     )
-    made = log.blocks(16)
-    assert made[3][: len(log.shared_blocks[3])] == log.shared_blocks[3]
-    assert len(made[3]) == int(log.prompt_tokens[3] + log.output_tokens[3]) // 16
+    blocks = log.blocks(16)
+    assert blocks[3][: len(log.shared_blocks[3])] == log.shared_blocks[3]
+    assert len(blocks[3]) == int(log.prompt_tokens[3] + log.output_tokens[3]) // 16
     lines = ids.read_text().splitlines()
     ids.write_text("\n".join(lines[:-1]))
     with pytest.raises(FileFormatError, match="has no line for request 'r0'"):
@@ -177,33 +180,33 @@ def test_validate_command_prints_errors(tmp_path):
     arguments = ["validate", str(log), "--profile", str(profile), "--num-gpu-blocks", "400",
                  "--block-size", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
     runner = CliRunner()
-    told = runner.invoke(app, [*arguments, "--json"])
-    assert told.exit_code == 0, told.output
-    rows = json.loads(told.output)
+    invocation = runner.invoke(app, [*arguments, "--json"])
+    assert invocation.exit_code == 0, invocation.output
+    rows = json.loads(invocation.output)
     assert len(rows) == 15
     assert set(rows[0]) == {"metric", "statistic", "real_s", "simulated_s", "error"}
     assert max(abs(row["error"]) for row in rows) < 1e-6
     mape = [row for row in rows if row["statistic"] == "mape"]
     assert [row["real_s"] for row in mape] == [None] * 3
     page = tmp_path / "page.html"
-    told = runner.invoke(app, [*arguments, "--html", str(page)])
-    assert "80 requests of vllm replayed: means within 0.0%" in told.output.replace("\n", " ")
-    assert "asynchronous scheduling" in told.output.replace("\n", " ")
+    invocation = runner.invoke(app, [*arguments, "--html", str(page)])
+    assert "80 requests of vllm replayed: means within 0.0%" in invocation.output.replace("\n", " ")
+    assert "asynchronous scheduling" in invocation.output.replace("\n", " ")
     assert "scatter-ttft" in page.read_text()
 
 
 def test_validation_page_has_all_requests_and_escapes_text(tmp_path, opened):
     log, _ = simulated_log(400, caching=False)
-    found = validate(dataclasses.replace(log, name="<script>"), PROFILE)
-    text = write_validation(found, tmp_path / "page.html").read_text()
+    validation = validate(dataclasses.replace(log, name="<script>"), PROFILE)
+    text = write_validation(validation, tmp_path / "page.html").read_text()
     assert "<script>alert" not in text
     assert "&lt;script&gt;" in text
     data = json.loads(text.split('id="report-data">')[1].split("</script>")[0])
     _, points = opened(data["figures"]["scatter-e2e"]["views"][0]["only"], data)["data"]
     assert len(points["x"]) == len(log)
-    assert headline(found) in text
+    assert headline(validation) in text
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_validation(found, tmp_path / "no" / "page.html")
+        write_validation(validation, tmp_path / "no" / "page.html")
 
 
 # -------------------------------------------------------------------- real logs
@@ -215,21 +218,23 @@ def test_replay_llama_on_rtx_pro_6000():
     folder = REAL / "RTXPRO6000-Llama-3.1-8B-bf16-tp1"
     profile = import_profile("llmservingsim", folder, ImportOptions())
     log = read_log(folder / "real_vllm" / "requests.jsonl")
-    found = validate(log, profile)
-    rows = {(row.metric, row.statistic): row for row in found.rows()}
+    validation = validate(log, profile)
+    rows = {(row.metric, row.statistic): row for row in validation.rows()}
     # As its makers publish it, from being queued: 7097.2, 32.5 and 28200.7 ms.
     published = {"ttft": 7.0972, "tpot": 0.0325, "e2e": 28.2007}
     for metric, seconds in published.items():
         assert rows[metric, "mean"].real_s == pytest.approx(seconds, rel=2e-3)
         assert -0.06 < rows[metric, "mean"].error < 0.03
     assert rows["e2e", "mape"].error < 0.03
-    assert len(validation_json(found)) == 15
+    assert len(validation_json(validation)) == 15
 
 
 @needs_data
 def test_replay_with_a_profile_of_another_tp_gives_a_warning():
     folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1"
     profile = import_profile("llmservingsim", folder, ImportOptions())
-    found = validate(read_log(folder / "real_vllm" / "requests.jsonl"), profile)
-    assert any("tp 2, the profile of tp 1" in note for note in found.notes)
-    assert {row.metric: row.error for row in found.rows() if row.statistic == "mean"}["tpot"] > 0
+    validation = validate(read_log(folder / "real_vllm" / "requests.jsonl"), profile)
+    assert any("tp 2, the profile of tp 1" in note for note in validation.notes)
+    assert {row.metric: row.error for row in validation.rows() if row.statistic == "mean"}[
+        "tpot"
+    ] > 0

@@ -69,17 +69,19 @@ def made_snapshots(windows=60, seed=0):
     """Metrics of a server whose steps take a constant, and time for sequences and tokens."""
     rng = np.random.default_rng(seed)
     shots, total = [], dict.fromkeys(("prompt", "output", "itl", "itl_n", "ttft", "ttft_n"), 0.0)
-    for at in range(windows + 1):
+    for window in range(windows + 1):
         figures = {"running": 0.0, "waiting": 0.0, "output_tokens": total["output"]}
-        running = 1.0 + at % 24
+        running = 1.0 + window % 24
         figures |= {"running": running, "prompt_tokens": total["prompt"], "cached_tokens": 0.0}
         histograms = {
             "itl": HistogramCounts(total["itl"], total["itl_n"]),
             "ttft": HistogramCounts(total["ttft"], total["ttft_n"]),
             "e2e": HistogramCounts(total["ttft"] + total["itl"], total["ttft_n"]),
         }
-        shots.append(MetricsSnapshot(2.0 * at, "vllm", "m", figures, histograms, 0.1, 100_000, 16))
-        batch, prompts = running + 0.5 if (at + 1) % 24 else 12.5, 1 + int(rng.integers(6))
+        shots.append(
+            MetricsSnapshot(2.0 * window, "vllm", "m", figures, histograms, 0.1, 100_000, 16)
+        )
+        batch, prompts = running + 0.5 if (window + 1) % 24 else 12.5, 1 + int(rng.integers(6))
         tokens = int(rng.integers(50, 800))
         prefill_s = BASE_S + SEQUENCE_S * batch + TOKEN_S * tokens
         steps = 200
@@ -94,8 +96,8 @@ def made_snapshots(windows=60, seed=0):
 
 def test_observed_metrics_recover_known_step_times():
     server = observed(made_snapshots())
-    made = server.profile(model("llama-3.1-8b"), "")
-    step_time = made_of(made.fits[made.best].coefficients)
+    profile = server.profile(model("llama-3.1-8b"), "")
+    step_time = made_of(profile.fits[profile.best].coefficients)
     for batch in (2, 8, 20):
         assert step_time.step_s(batch, 0, []) == pytest.approx(BASE_S + SEQUENCE_S * batch, rel=0.1)
         expected = BASE_S + SEQUENCE_S * batch + TOKEN_S * 400
@@ -109,11 +111,11 @@ def test_observed_burstiness_of_poisson_and_bursty_arrivals():
 
     def counted(per_window):
         total, shots = 0, []
-        for at, n in enumerate([0, *per_window]):
+        for window, n in enumerate([0, *per_window]):
             total += n
             figures = {"running": 1.0, "waiting": 0.0, "prompt_tokens": 100.0 * total}
             histograms = {"e2e": HistogramCounts(total, total)}
-            shots.append(MetricsSnapshot(at, "vllm", "m", figures, histograms, 0.1, 1000, 16))
+            shots.append(MetricsSnapshot(window, "vllm", "m", figures, histograms, 0.1, 1000, 16))
         return observed(shots).burstiness
 
     rng = np.random.default_rng(0)
@@ -174,8 +176,8 @@ def test_metrics_are_restricted_to_the_chosen_model():
     text = (
         'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 2\n'
     )
-    found = read_text(text, 0.0, {"model_name": "b"})
-    assert (found.model, found.figures["running"]) == ("b", 2)
+    snapshot = read_text(text, 0.0, {"model_name": "b"})
+    assert (snapshot.model, snapshot.figures["running"]) == ("b", 2)
     assert read_text(text, 0.0, {"model_name": "c"}) is None
     assert read_text("other_metric 1\n", 0.0, {}) is None
 

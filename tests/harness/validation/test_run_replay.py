@@ -189,10 +189,10 @@ def test_steps_of_a_level_are_not_used_for_itself(run):
 
 def test_validation_json_keeps_the_levels(run):
     levels = validate_run(run)
-    told = json.loads((run / "validation.json").read_text())
-    assert [one["cell"] for one in told] == ["low", "high"]
-    assert told[0]["fitted_on"] == ["high"]
-    assert told[0]["rows"] == levels[0].rows()
+    saved = json.loads((run / "validation.json").read_text())
+    assert [level["cell"] for level in saved] == ["low", "high"]
+    assert saved[0]["fitted_on"] == ["high"]
+    assert saved[0]["rows"] == levels[0].rows()
     with (run / "validation.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(METRICS) * len(STATISTICS)
@@ -266,14 +266,14 @@ def test_repeated_level_gives_the_spread_of_the_machine(run):
     # Steps of both runs tell of the machine; they are not of the level that is judged.
     assert len(high.profile.tables["steps"]) > 1.5 * len(low.profile.tables["steps"])
     assert high.fitted_on == ("low",)
-    told = json.loads((run / "validation.json").read_text())
-    assert [one["measured"] for one in told] == [2, 1]
-    assert told[0]["rows"][1]["within"] is True
-    assert told[1]["rows"][1]["spread"] is None
+    saved = json.loads((run / "validation.json").read_text())
+    assert [level["measured"] for level in saved] == [2, 1]
+    assert saved[0]["rows"][1]["within"] is True
+    assert saved[1]["rows"][1]["spread"] is None
     printed = CliRunner().invoke(app, ["validate", str(run)]).output
     assert "run to run" in printed
-    said = " ".join(printed.split())
-    assert "6 of 6 errors are within 5% or that, whichever is larger." in said
+    message = " ".join(printed.split())
+    assert "6 of 6 errors are within 5% or that, whichever is larger." in message
     shown = validation.shown(validation._of_run(run, {}))
     rows = [row for _, rows in shown["errors"].groups for row in rows]
     assert sum("run to run" in row for row in rows) == len(METRICS)
@@ -301,9 +301,9 @@ def test_validate_command_on_a_run_folder(run):
     assert len(rows) == 2 * len(METRICS) * len(STATISTICS)
     assert {row["cell"] for row in rows} == {"low", "high"}
     assert all(math.isfinite(row["error"]) for row in rows)
-    one = CliRunner().invoke(app, ["validate", str(run), "--cell", "low"])
-    assert one.exit_code == 0
-    assert "its own steps were not used" in " ".join(one.output.split())
+    single = CliRunner().invoke(app, ["validate", str(run), "--cell", "low"])
+    assert single.exit_code == 0
+    assert "its own steps were not used" in " ".join(single.output.split())
     both = CliRunner().invoke(app, ["validate", str(run)])
     assert "Real against simulated" in both.output
     for words, problem in (

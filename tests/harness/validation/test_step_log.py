@@ -106,12 +106,15 @@ def test_step_log_separates_swaps_and_recomputations(tmp_path):
         policy_step(3.0, entered=["c", "b"], decode_seqs=0, chunks=[[0, 8], [0, 12]]),
         done(4.0, 0),  # with a new request
     )
-    found = read_step_log(path)
-    assert found.copies == [("to-host", 4096, 0.25), ("to-gpu", 4096, 0.125)]
-    assert seconds(found.recomputations) == [0.75]
-    assert [(moved, one.duration_s) for moved, one in found.swapping] == [(9, 0.5), (9, 0.25)]
-    assert seconds(found.steps) == [0.5, 0.75, 1.0]
-    assert seconds(read_steps(path)) == seconds(found.steps)
+    log = read_step_log(path)
+    assert log.copies == [("to-host", 4096, 0.25), ("to-gpu", 4096, 0.125)]
+    assert seconds(log.recomputations) == [0.75]
+    assert [(moved, swap_step.duration_s) for moved, swap_step in log.swapping] == [
+        (9, 0.5),
+        (9, 0.25),
+    ]
+    assert seconds(log.steps) == [0.5, 0.75, 1.0]
+    assert seconds(read_steps(path)) == seconds(log.steps)
 
 
 def test_step_log_with_malformed_copies_is_refused(tmp_path):

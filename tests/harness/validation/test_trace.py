@@ -53,10 +53,10 @@ def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
     workload = source(WorkloadSpec("sharegpt")).make(
         rate_rps=rate_rps, requests=requests, seed=1, slo=parse_slo("ttft=5")
     )
-    asked = (workload, system(name), spec.placement, spec.step_time.model)
-    plain = simulate(*asked, overlong_requests="reject", **options)
+    arguments = (workload, system(name), spec.placement, spec.step_time.model)
+    plain = simulate(*arguments, overlong_requests="reject", **options)
     trace = EngineTrace()
-    return plain, simulate(*asked, overlong_requests="reject", trace=trace, **options), trace
+    return plain, simulate(*arguments, overlong_requests="reject", trace=trace, **options), trace
 
 
 def told(result, trace):
@@ -74,15 +74,15 @@ def told(result, trace):
 def check(result, trace):
     everything = told(result, trace)
     assert everything
-    for request, of in everything.items():
+    for request, stays in everything.items():
         arrival_s = float(result.records.arrival_s[request])
         finish_s = float(result.records.finish_s[request])
-        assert of[0].begin_s == arrival_s
-        assert of[-1].end_s == finish_s
-        assert all(a.end_s == b.begin_s and a.part is not b.part for a, b in pairwise(of))
-        total = sum((Fraction(s.end_s) - Fraction(s.begin_s) for s in of), Fraction(0))
+        assert stays[0].begin_s == arrival_s
+        assert stays[-1].end_s == finish_s
+        assert all(a.end_s == b.begin_s and a.part is not b.part for a, b in pairwise(stays))
+        total = sum((Fraction(s.end_s) - Fraction(s.begin_s) for s in stays), Fraction(0))
         assert total == Fraction(finish_s) - Fraction(arrival_s)
-        assert sum(totals_s(of).values()) == pytest.approx(finish_s - arrival_s, rel=1e-12)
+        assert sum(totals_s(stays).values()) == pytest.approx(finish_s - arrival_s, rel=1e-12)
     return everything
 
 
@@ -103,7 +103,7 @@ def test_trace_spans_of_pipeline_lanes(name):
     everything = check(result, trace)
     assert len(trace.instances) == 2
     if name != "fifo":
-        assert any(s.part is SpanKind.PIPELINE for of in everything.values() for s in of)
+        assert any(s.part is SpanKind.PIPELINE for stays in everything.values() for s in stays)
 
 
 def test_trace_spans_of_several_instances():
@@ -117,12 +117,12 @@ def test_trace_queue_and_prefill_add_up_to_ttft(name):
     """The first stay is the queue, and the first token ends one."""
     _, result, trace = watched(name)
     records = result.records
-    for request, of in told(result, trace).items():
+    for request, stays in told(result, trace).items():
         first_s = records.first_token_s[request]
-        before = [stay for stay in of if stay.end_s <= first_s]
+        before = [stay for stay in stays if stay.end_s <= first_s]
         assert before[-1].end_s == first_s
-        if of[0].part is SpanKind.QUEUE:
-            assert of[0].end_s == records.first_scheduled_s[request]
+        if stays[0].part is SpanKind.QUEUE:
+            assert stays[0].end_s == records.first_scheduled_s[request]
         else:
             assert records.first_scheduled_s[request] == records.arrival_s[request]
 
@@ -132,21 +132,21 @@ def test_trace_names_preemptions_under_pressure():
     everything = told(result, trace)
     again = np.flatnonzero(result.records.preemptions_recompute).tolist()
     assert again
-    for request, of in everything.items():
-        parts = {stay.part for stay in of}
+    for request, stays in everything.items():
+        parts = {stay.part for stay in stays}
         assert (SpanKind.RECOMPUTE in parts) == (request in again)
     _, result, trace = watched("vllm-swap", requests=300)
     everything = told(result, trace)
     swapped = np.flatnonzero(result.records.preemptions_swap).tolist()
     assert swapped
     assert all(SpanKind.SWAPPED in {s.part for s in everything[r]} for r in swapped)
-    assert any(SpanKind.SWAP in {s.part for s in of} for of in everything.values())
+    assert any(SpanKind.SWAP in {s.part for s in stays} for stays in everything.values())
 
 
 def test_trace_of_static_batches_has_padding():
     _, result, trace = watched("fifo")
     everything = told(result, trace)
-    padded = [r for r, of in everything.items() if of[-1].part is SpanKind.PADDING]
+    padded = [r for r, stays in everything.items() if stays[-1].part is SpanKind.PADDING]
     # Of each batch all but the longest wait for it.
     assert len(everything) / 2 < len(padded) < len(everything)
 
@@ -158,7 +158,7 @@ def test_trace_decode_waits_for_prefill_by_hand():
     alone = [step for step in log.steps if step.chunks and not step.decode_seqs]
     assert alone
     everything = told(result, trace)
-    for request, of in everything.items():
+    for request, stays in everything.items():
         first_s, finish_s = (
             float(result.records.first_token_s[request]),
             float(result.records.finish_s[request]),
@@ -169,7 +169,7 @@ def test_trace_decode_waits_for_prefill_by_hand():
             if step.begin_s >= first_s and step.end_s <= finish_s
         )
         if result.records.preemptions_recompute[request] == 0:
-            held_up = totals_s(of).get(SpanKind.BEHIND_PREFILL, 0.0)
+            held_up = totals_s(stays).get(SpanKind.BEHIND_PREFILL, 0.0)
             assert held_up == pytest.approx(expected, abs=1e-9)
 
 
@@ -241,17 +241,17 @@ def test_replay_writes_perfetto_events(run, tmp_path, place):
     path = write_events(cell.events(), tmp_path / "trace.json")
     packed = write_events(cell.events(), tmp_path / "trace.json.gz")
     assert gzip.decompress(packed.read_bytes()) == path.read_bytes()
-    found = check_trace_events(path.read_text())
-    assert len(found) == len(list(cell.events()))
-    slices = [event for event in found if event["ph"] == "X"]
+    events = check_trace_events(path.read_text())
+    assert len(events) == len(list(cell.events()))
+    slices = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 for event in slices)
     whole = [event for event in slices if event["name"].startswith("request ")]
     assert len(whole) == 60
     # On one track nothing overlaps but what is within another.
     for track in {(event["pid"], event["tid"]) for event in whole}:
-        own = sorted(e["ts"] for e in whole if (e["pid"], e["tid"]) == track)
+        begins = sorted(e["ts"] for e in whole if (e["pid"], e["tid"]) == track)
         ends = sorted(e["ts"] + e["dur"] for e in whole if (e["pid"], e["tid"]) == track)
-        assert all(end <= begin + 0.01 for end, begin in zip(ends, own[1:], strict=False))
+        assert all(end <= begin + 0.01 for end, begin in zip(ends, begins[1:], strict=False))
     with pytest.raises(SloBenchError, match="cannot write"):
         write_events(cell.events(), path / "no" / "trace.json")
 
@@ -281,24 +281,24 @@ def test_replay_of_a_measured_cell_has_the_clients_spans(tmp_path, records):
     finished = cell.requests.index[cell.requests["outcome"] == "finished"].tolist()
     assert 0 < len(finished) < 12
     for request in finished:
-        of = cell.phases(request)
+        stays = cell.phases(request)
         row = cell.requests.iloc[request]
-        assert of[0].begin_s == row["arrival_s"]
-        assert of[-1].end_s == row["finish_s"]
-        assert all(a.end_s == b.begin_s for a, b in pairwise(of))
-        assert totals_s(of)[SpanKind.UNTIL_ANSWER] > 0
-        assert {stay.part for stay in of} <= {
+        assert stays[0].begin_s == row["arrival_s"]
+        assert stays[-1].end_s == row["finish_s"]
+        assert all(a.end_s == b.begin_s for a, b in pairwise(stays))
+        assert totals_s(stays)[SpanKind.UNTIL_ANSWER] > 0
+        assert {stay.part for stay in stays} <= {
             SpanKind.CLIENT,
             SpanKind.UNTIL_ANSWER,
             SpanKind.ANSWER,
         }
     path = write_events(cell.events(), tmp_path / "trace.json")
-    found = check_trace_events(path.read_text())
-    whole = [e["args"]["request"] for e in found if e["name"].startswith("request ")]
+    events = check_trace_events(path.read_text())
+    whole = [e["args"]["request"] for e in events if e["name"].startswith("request ")]
     assert sorted(whole) == finished
-    told = CliRunner().invoke(app, ["explain", str(folder), str(finished[0]), "--json"])
-    assert told.exit_code == 0, told.output
-    plain = json.loads(told.stdout)
+    invocation = CliRunner().invoke(app, ["explain", str(folder), str(finished[0]), "--json"])
+    assert invocation.exit_code == 0, invocation.output
+    plain = json.loads(invocation.stdout)
     assert sum(plain["breakdown_s"].values()) == pytest.approx(plain["e2e_s"])
     lost = next(r for r in range(12) if r not in finished)
     refused = CliRunner().invoke(app, ["explain", str(folder), str(lost)])

@@ -75,17 +75,17 @@ class VidurStepTime:
         total_s = 0.0
         runs = self._runs(decode_seqs, decode_kv_tokens)
         while steps > 0:
-            step_s, most = next(runs)
-            total_s += step_s * min(steps, most)
-            steps -= most
+            step_s, max_steps = next(runs)
+            total_s += step_s * min(steps, max_steps)
+            steps -= max_steps
         return total_s
 
     def steps_within(self, decode_seqs, decode_kv_tokens, duration_s):
         done = 0
         runs = self._runs(decode_seqs, decode_kv_tokens)
         while duration_s > 0:
-            step_s, most = next(runs)
-            steps = min(most, math.ceil(duration_s / step_s))
+            step_s, max_steps = next(runs)
+            steps = min(max_steps, math.ceil(duration_s / step_s))
             done += steps
             duration_s -= steps * step_s
         return done

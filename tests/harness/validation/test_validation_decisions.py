@@ -161,8 +161,8 @@ def test_compare_decisions_of_equal_runs_are_equal(run):
 
 def test_compare_decisions_counts_differences(run):
     def without_a_victim(lines):
-        at = next(k for k, line in enumerate(lines) if line.get("preempted"))
-        return [*lines[:at], *lines[at + 1 :]]
+        index = next(k for k, line in enumerate(lines) if line.get("preempted"))
+        return [*lines[:index], *lines[index + 1 :]]
 
     folder = run("edf", without_a_victim)
     (level,) = decisions.compare_decisions(folder)
@@ -173,13 +173,13 @@ def test_compare_decisions_counts_differences(run):
     assert f"different: recomputations of 1 ({victim})" in line
     both = decisions_on(folder, CELL, victim)
     assert both["simulated"]["recomputations"] == both["server"]["recomputations"] + 1
-    told = explain_measured(MeasuredCell.read(folder, CELL), victim, both)
+    explanation = explain_measured(MeasuredCell.read(folder, CELL), victim, both)
     console = Console(width=200)
-    with console.capture() as seen:
-        console.print(explanation_text(told))
-    assert "Inside the server: entered a batch as number" in seen.get()
-    assert "They treated it differently." in seen.get()
-    assert explanation_json(told)["decisions"] == both
+    with console.capture() as captured:
+        console.print(explanation_text(explanation))
+    assert "Inside the server: entered a batch as number" in captured.get()
+    assert "They treated it differently." in captured.get()
+    assert explanation_json(explanation)["decisions"] == both
 
 
 def test_compare_decisions_without_request_ids_uses_counts(run):
