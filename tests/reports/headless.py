@@ -31,8 +31,8 @@ SWITCHES = (
 def find_chromium() -> str | None:
     """The path of a Chromium, or None."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     return None
 
 
@@ -187,18 +187,18 @@ class Page:
 
     def requests(self) -> list[str]:
         """Addresses asked for over the network, the page itself and data: left out."""
-        asked = [e["request"]["url"] for e in self._events("Network.requestWillBeSent")]
-        return [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))]
+        urls = [e["request"]["url"] for e in self._events("Network.requestWillBeSent")]
+        return [url for url in urls if not url.startswith(("file:", "data:", "about:", "blob:"))]
 
     def complaints(self) -> list[str]:
         """Console errors and warnings, uncaught exceptions, and what the browser logged."""
-        said = [
+        messages = [
             str(e["args"])
             for e in self._events("Runtime.consoleAPICalled")
             if e["type"] in ("error", "warning", "assert")
         ]
-        said += [str(e["exceptionDetails"]) for e in self._events("Runtime.exceptionThrown")]
-        return said + [str(e["entry"]) for e in self._events("Log.entryAdded")]
+        messages += [str(e["exceptionDetails"]) for e in self._events("Runtime.exceptionThrown")]
+        return messages + [str(e["entry"]) for e in self._events("Log.entryAdded")]
 
     def close(self) -> None:
         """Close the tab."""

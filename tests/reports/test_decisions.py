@@ -16,16 +16,16 @@ def cells(**counts: list[int | None]) -> pd.DataFrame:
 
 
 def test_decisions_name_a_policy_that_was_never_asked():
-    found = cells(decisions_order=[0, 7], decisions_overtaking=[0, 2])
-    (line,) = decisions.never_asked(found)
+    rows = cells(decisions_order=[0, 7], decisions_overtaking=[0, 2])
+    (line,) = decisions.never_asked(rows)
     assert line.startswith("The policy of edf made no difference, for it was never asked")
-    assert any("sjf took 7 requests" in one for one in decisions.sentences(found))
-    assert decisions.kept_order_of_arrival(found) == []
+    assert any("sjf took 7 requests" in sentence for sentence in decisions.sentences(rows))
+    assert decisions.kept_order_of_arrival(rows) == []
 
 
 def test_decisions_name_a_policy_that_kept_the_order_of_arrival():
-    found = cells(decisions_order=[3, 0], decisions_victim=[1, 0])
-    (line,) = decisions.kept_order_of_arrival(found)
+    rows = cells(decisions_order=[3, 0], decisions_victim=[1, 0])
+    (line,) = decisions.kept_order_of_arrival(rows)
     assert "edf never left the order of arrival" in line
 
 
@@ -37,6 +37,6 @@ def test_decisions_of_servers_without_a_policy_are_empty():
 
 
 def test_decisions_table_by_hand():
-    found = cells(decisions_order=[1200, 7], preemptions_swap=[2, 0])
-    (edf, _) = decisions.table(found, ["edf", "sjf"], "measured").groups
+    rows = cells(decisions_order=[1200, 7], preemptions_swap=[2, 0])
+    (edf, _) = decisions.table(rows, ["edf", "sjf"], "measured").groups
     assert edf[1] == [["1", "1,200", "0", "0", "0", "0", "2", "0"]]

@@ -58,10 +58,10 @@ def run(tmp_path_factory):
 def signals(lines):
     """Spans and metrics of OTLP/JSON objects."""
     spans, metrics = [], []
-    for found in lines:
-        for resource in found.get("resourceSpans", ()):
+    for document in lines:
+        for resource in document.get("resourceSpans", ()):
             spans += [s for scope in resource["scopeSpans"] for s in scope["spans"]]
-        for resource in found.get("resourceMetrics", ()):
+        for resource in document.get("resourceMetrics", ()):
             metrics += [m for scope in resource["scopeMetrics"] for m in scope["metrics"]]
     return spans, metrics
 
@@ -78,8 +78,8 @@ def check_otel(lines, run):
     assert parents <= by_id
     assert all(int(s["startTimeUnixNano"]) <= int(s["endTimeUnixNano"]) for s in spans)
     (attainment,) = [m for m in metrics if m["name"] == "slo_bench.attainment"]
-    found = [point["asDouble"] for point in attainment["gauge"]["dataPoints"]]
-    assert found == [row["attainment"] for row in rows]
+    values = [point["asDouble"] for point in attainment["gauge"]["dataPoints"]]
+    assert values == [row["attainment"] for row in rows]
 
 
 def test_export_otel_to_a_file(run, tmp_path):
@@ -99,20 +99,20 @@ def test_export_otel_conforms_to_its_schema(run, tmp_path):
     file = tmp_path / "otel.jsonl"
     export(run, "otel", str(file))
     for line in file.read_text().splitlines():
-        found = json.loads(line)
+        document = json.loads(line)
         kind = of_spans.ExportTraceServiceRequest
-        if "resourceMetrics" in found:
+        if "resourceMetrics" in document:
             kind = of_metrics.ExportMetricsServiceRequest
-        ParseDict(found, kind())  # refuses what is not in the schema
+        ParseDict(document, kind())  # refuses what is not in the schema
 
 
 def test_export_otel_to_a_collector(run):
-    taken = []
+    posts = []
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["content-length"]))
-            taken.append((self.path, self.headers["content-type"], json.loads(body)))
+            posts.append((self.path, self.headers["content-type"], json.loads(body)))
             self.send_response(200)
             self.send_header("content-length", "2")
             self.end_headers()
@@ -126,9 +126,9 @@ def test_export_otel_to_a_collector(run):
         url = f"http://127.0.0.1:{server.server_address[1]}"
         assert url in export(run, "otel", url)
         server.shutdown()
-    assert {path for path, _, _ in taken} == {"/v1/traces", "/v1/metrics"}
-    assert {kind for _, kind, _ in taken} == {"application/json"}
-    check_otel([body for _, _, body in taken], run)
+    assert {path for path, _, _ in posts} == {"/v1/traces", "/v1/metrics"}
+    assert {kind for _, kind, _ in posts} == {"application/json"}
+    check_otel([body for _, _, body in posts], run)
     with pytest.raises(SloBenchError, match="no collector takes OTLP"):
         export(run, "otel", url)
 
@@ -145,16 +145,22 @@ def test_export_mlflow_writes_runs(run, tmp_path, monkeypatch):
         pytest.skip(str(error))
     assert "2 cells" in export(run, "mlflow", uri)
     client = mlflow.MlflowClient(uri)
-    (experiment,) = [one for one in client.search_experiments() if one.name == "slo-bench"]
+    (experiment,) = [
+        candidate for candidate in client.search_experiments() if candidate.name == "slo-bench"
+    ]
     logged = client.search_runs([experiment.experiment_id])
     rows = {row["cell"]: row for row in read_rows(run / "cells.csv")}
-    cells = {one.info.run_name: one for one in logged if one.info.run_name in rows}
+    cells = {
+        logged_run.info.run_name: logged_run
+        for logged_run in logged
+        if logged_run.info.run_name in rows
+    }
     assert cells.keys() == rows.keys()
-    for name, one in cells.items():
-        assert one.data.metrics["attainment"] == rows[name]["attainment"]
-        assert one.data.params["system"] == rows[name]["system"]
-    (whole,) = [one for one in logged if one.info.run_name == "small"]
-    files = {one.path for one in client.list_artifacts(whole.info.run_id)}
+    for name, logged_run in cells.items():
+        assert logged_run.data.metrics["attainment"] == rows[name]["attainment"]
+        assert logged_run.data.params["system"] == rows[name]["system"]
+    (whole,) = [logged_run for logged_run in logged if logged_run.info.run_name == "small"]
+    files = {artifact.path for artifact in client.list_artifacts(whole.info.run_id)}
     assert {"report.html", "experiment.toml", "cells.csv"} <= files
 
 
@@ -206,9 +212,9 @@ def test_export_mlflow_calls_the_documented_functions(run, monkeypatch):
     export(run, "mlflow", "http://x")
     assert calls[:2] == [("uri", "http://x"), ("experiment", "slo-bench")]
     params = [call[1] for call in calls if call[0] == "params"]
-    assert [of["system"] for of in params] == ["vllm", "sarathi"]
+    assert [row["system"] for row in params] == ["vllm", "sarathi"]
     metrics = [call[1] for call in calls if call[0] == "metrics"]
-    assert all(isinstance(value, float) for of in metrics for value in of.values())
+    assert all(isinstance(value, float) for figures in metrics for value in figures.values())
     assert calls[-1] == ("end", "small")
     fake.set_experiment = _raises(fake.exceptions.MlflowException("no server\nat all"))
     with pytest.raises(SloBenchError, match=r"^MLflow: no server$"):
@@ -228,7 +234,7 @@ def test_export_wandb_calls_the_documented_functions(run, monkeypatch):
     fake = types.ModuleType("wandb")
     fake.Error = type("E", (Exception,), {})
     fake.Artifact = Artifact
-    fake.init = lambda **asked: FakeRun(calls, asked["name"])
+    fake.init = lambda **options: FakeRun(calls, options["name"])
     monkeypatch.setitem(sys.modules, "wandb", fake)
     assert "project mine" in export(run, "wandb", "mine")
     assert [call[0] for call in calls] == ["log", "artifact", "end", "log", "end"]
@@ -251,12 +257,12 @@ def test_export_grafana_writes_a_dashboard(run, tmp_path):
         app, ["export", str(run), "--to", "grafana", "--destination", str(file)]
     )
     assert done.exit_code == 0, done.output
-    found = json.loads(file.read_text())
-    assert found == dashboard("small")
+    board = json.loads(file.read_text())
+    assert board == dashboard("small")
     served = set(re.findall(r"^(\w+)", LiveReport(run).metrics(), re.MULTILINE))
-    asked = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
-    assert {expr.partition("{")[0] for expr in asked} <= served
-    assert len({panel["id"] for panel in found["panels"]}) == len(found["panels"])
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert {expr.partition("{")[0] for expr in expressions} <= served
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_export_mlperf_writes_summaries(run, tmp_path):
@@ -264,18 +270,18 @@ def test_export_mlperf_writes_summaries(run, tmp_path):
     assert "2 cells" in export(run, "mlperf", str(tmp_path))
     for row in read_rows(run / "cells.csv"):
         file = tmp_path / row["cell"] / "mlperf_log_summary.txt"
-        found = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-        found = {name.strip(): value.strip() for name, value in found.items()}
-        assert found["Scenario"] == "Server"
+        summary = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+        summary = {name.strip(): value.strip() for name, value in summary.items()}
+        assert summary["Scenario"] == "Server"
         kept = row["ttft_p99_s"] <= 1 and row["tpot_p99_s"] <= 0.15
-        assert found["Result is"] == ("VALID" if kept else "INVALID")
-        mean_ns = int(found["Mean First Token latency (ns)"])
+        assert summary["Result is"] == ("VALID" if kept else "INVALID")
+        mean_ns = int(summary["Mean First Token latency (ns)"])
         assert mean_ns == pytest.approx(1e9 * row["ttft_mean_s"], rel=1e-3)
-        mean_ns = int(found["Mean Time per Output Token (ns)"])
+        mean_ns = int(summary["Mean Time per Output Token (ns)"])
         assert mean_ns == pytest.approx(1e9 * row["tpot_mean_s"], rel=1e-3)
-        p99_ns = int(found["99.00 percentile first token latency (ns)"])
-        assert p99_ns >= int(found["50.00 percentile first token latency (ns)"])
-        assert found["ttft_latency (ns)"] == "1000000000"
+        p99_ns = int(summary["99.00 percentile first token latency (ns)"])
+        assert p99_ns >= int(summary["50.00 percentile first token latency (ns)"])
+        assert summary["ttft_latency (ns)"] == "1000000000"
     with pytest.raises(SloBenchError, match="LoadGen's summary, which has no single requests"):
         read_results(file)
 
@@ -299,9 +305,9 @@ def test_compare_reads_a_loadgen_summary(run, tmp_path):
         "e2e_p99_s": 9.5,
         "e2e_p99.9_s": 11.0,
     }
-    for row, one in zip(read_rows(run / "cells.csv"), ours, strict=True):
-        assert one["name"] == row["cell"]
-        assert one["tpot_mean_s"] == pytest.approx(row["tpot_mean_s"], rel=1e-3)
+    for row, entry in zip(read_rows(run / "cells.csv"), ours, strict=True):
+        assert entry["name"] == row["cell"]
+        assert entry["tpot_mean_s"] == pytest.approx(row["tpot_mean_s"], rel=1e-3)
     shown = CliRunner().invoke(app, words)
     assert "450 ms" in shown.output
     assert "without intervals" in shown.output

@@ -78,9 +78,9 @@ def test_report_does_not_execute_names_of_servers_and_prompts(browser, measured,
 
 def test_joined_report_and_comparison_do_not_execute_names(browser, measured, tmp_path):
     opened_and_used(browser, write_report(measured, tmp_path / "several.html"))
-    found = compare(*map(read_results, measured), replicates=50)
-    found = dataclasses.replace(found, name_a=HOSTILE, notes=(*found.notes, HOSTILE))
-    opened_and_used(browser, write_comparison(found, tmp_path / "comparison.html"))
+    comparison = compare(*map(read_results, measured), replicates=50)
+    comparison = dataclasses.replace(comparison, name_a=HOSTILE, notes=(*comparison.notes, HOSTILE))
+    opened_and_used(browser, write_comparison(comparison, tmp_path / "comparison.html"))
 
 
 def test_report_does_not_execute_server_errors(browser, measured, tmp_path):

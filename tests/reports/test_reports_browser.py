@@ -101,16 +101,16 @@ def test_facet_is_chosen_by_selector_steps_and_panel(browser, request, kind):
     page = browser.open(request.getfixturevalue(kind), width=1100)
     figure = "#load figure .plot"
     page.run(ALL_DRAWN)
-    seen = [page.run(f"document.querySelector('{figure}').innerHTML")]
+    drawings = [page.run(f"document.querySelector('{figure}').innerHTML")]
     steps = "document.querySelectorAll('.facetbar button')"
     assert page.run(f"{steps}[0].disabled")
     page.run(f"{steps}[1].click()")
     assert page.run("document.getElementById('facet').selectedIndex") == 1
-    seen.append(page.run(f"document.querySelector('{figure}').innerHTML"))
+    drawings.append(page.run(f"document.querySelector('{figure}').innerHTML"))
     page.run("document.querySelectorAll('.panel button')[2].click()")
     assert page.run("document.getElementById('facet').selectedIndex") == 2
-    seen.append(page.run(f"document.querySelector('{figure}').innerHTML"))
-    assert len(set(seen)) == 3
+    drawings.append(page.run(f"document.querySelector('{figure}').innerHTML"))
+    assert len(set(drawings)) == 3
     pressed = (
         "[...document.querySelectorAll('.panel button')].findIndex(b => b.ariaPressed === 'true')"
     )
@@ -354,9 +354,9 @@ def test_many_series_show_the_best_ten_first(browser, make_run, tmp_path):
 
 def test_each_facet_shows_its_own_best_ten_first(browser, make_run, tmp_path):
     small = {"rates": [1.0, 2.0], "seeds": 1, "requests": 30}
-    one = make_run("one", systems=[f"a{i}" for i in range(9)], model="x", **small)
-    two = make_run("two", systems=[f"b{i}" for i in range(12)], model="y", **small)
-    page = browser.open(write_report([one, two], tmp_path / "many.html").as_uri(), width=1280)
+    first = make_run("one", systems=[f"a{i}" for i in range(9)], model="x", **small)
+    second = make_run("two", systems=[f"b{i}" for i in range(12)], model="y", **small)
+    page = browser.open(write_report([first, second], tmp_path / "many.html").as_uri(), width=1280)
     page.run(ALL_DRAWN)
     assert page.run(curves("attainment")) == 9
     page.run("document.querySelectorAll('.facetbar button')[1].click()")
@@ -372,7 +372,7 @@ def test_browser_fixture_notices_complaints_and_requests(browser, tmp_path):
     path.write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>")
     page = browser.open(path.as_uri(), width=400)
     assert page.requests() == ["http://127.0.0.1:9/x.png"]
-    assert any("'no'" in said for said in page.complaints())
+    assert any("'no'" in complaint for complaint in page.complaints())
     page.close()
 
 
@@ -392,10 +392,10 @@ def validations(make_run, tmp_path):
     folder = make_run(systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
     steps = [LoggedStep(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
     source = Source("test", "steps")
-    given = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
-    level, _ = validate_run(folder, given)
-    own = write_validation(level.validation, tmp_path / "validation.html")
-    return write_report([folder], tmp_path / "report.html").as_uri(), own.as_uri()
+    profile = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
+    level, _ = validate_run(folder, profile)
+    page = write_validation(level.validation, tmp_path / "validation.html")
+    return write_report([folder], tmp_path / "report.html").as_uri(), page.as_uri()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -437,9 +437,9 @@ def test_scatter_of_measured_against_simulated_is_drawn(
 def test_time_axis_uses_seconds_minutes_or_hours(browser, make_run, tmp_path, end_s, says):
     folder = make_run(systems=["vllm", "orca"], rates=(2, 4), seeds=1)
     for path in (folder / "timelines").iterdir():
-        told = pd.read_csv(path)
-        told["time_s"] *= end_s / told["time_s"].max()
-        told.to_csv(path, index=False)
+        timeline = pd.read_csv(path)
+        timeline["time_s"] *= end_s / timeline["time_s"].max()
+        timeline.to_csv(path, index=False)
     page = browser.open(write_report([folder], tmp_path / "report.html").as_uri(), width=1100)
     page.run(ALL_DRAWN)
     labels = page.run(

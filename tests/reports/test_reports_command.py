@@ -32,13 +32,13 @@ def test_report_of_one_run_is_written_into_its_folder(make_run):
 
 @pytest.mark.slow
 def test_report_of_several_runs_is_written_to_out_or_here(make_run, tmp_path, monkeypatch):
-    one, two = make_run("one", requests=30), make_run("two", requests=30)
-    assert invoke(one, two, "--out", tmp_path / "both.html").exit_code == 0
+    first, second = make_run("one", requests=30), make_run("two", requests=30)
+    assert invoke(first, second, "--out", tmp_path / "both.html").exit_code == 0
     assert (tmp_path / "both.html").is_file()
     monkeypatch.chdir(tmp_path)
-    assert invoke(one, two).exit_code == 0
+    assert invoke(first, second).exit_code == 0
     assert (tmp_path / "report.html").is_file()
-    assert not (one / "report.html").exists()
+    assert not (first / "report.html").exists()
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,12 @@ def test_report_of_a_folder_that_is_no_run_names_its_kind(tuned, make_run, tmp_p
     begun.mkdir()
     (begun / "tune.toml").touch()
     Checkpoint(planned / "plan.jsonl", "").append({"name": "one", "level": [1.0, 2.0, 3.0, 4.0]})
-    for folder, told in (
+    for folder, hint in (
         (tuned, r"is a tuning run, .* slo-bench run .*/winner.toml"),
         (begun, "has not ended: slo-bench tune --resume --out"),
         (planned, r"is a plan, not a run: .* slo-bench run .*/experiment.toml"),
     ):
-        with pytest.raises(SloBenchError, match=told):
+        with pytest.raises(SloBenchError, match=hint):
             read_results(folder)
     both = invoke(tuned, make_run(requests=30))
     assert "is a tuning run, not one to compare" in str(both.exception)
@@ -79,8 +79,8 @@ def test_report_of_a_folder_that_is_no_run_names_its_kind(tuned, make_run, tmp_p
 
 @pytest.mark.parametrize("damage", [{"trials": 3}, {"objectives": ["speed"]}, {"space": None}])
 def test_report_of_a_damaged_tuning_run_names_the_file(tuned, tmp_path, damage):
-    found = json.loads((tuned / "tune.json").read_text())
-    (tmp_path / "tune.json").write_text(json.dumps({**found, **damage}))
+    tuning = json.loads((tuned / "tune.json").read_text())
+    (tmp_path / "tune.json").write_text(json.dumps({**tuning, **damage}))
     failed = invoke(tmp_path)
     assert isinstance(failed.exception, SloBenchError)
     assert "tune.json" in str(failed.exception)

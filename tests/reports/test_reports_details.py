@@ -42,8 +42,8 @@ REQUESTS = [
 
 def test_attainment_over_time_leaves_out_missing_arrivals():
     arrival_s = np.append(np.arange(40.0), [NAN] * 10)
-    found = attainment_over_time(arrival_s, np.ones(50, dtype=bool))
-    assert found.share.tolist() == [1.0, 1.0]
+    curve = attainment_over_time(arrival_s, np.ones(50, dtype=bool))
+    assert curve.share.tolist() == [1.0, 1.0]
     assert not len(attainment_over_time(np.zeros(50), np.ones(50, dtype=bool)).time_s)
 
 
@@ -133,11 +133,11 @@ def test_details_leave_out_warmup_requests(make_run):
 
 def test_distribution_of_known_values():
     values = np.arange(1.0, 101.0)
-    found = distribution(values[::-1].copy())
-    assert found.value_s[found.share == 0.5] == [50.0]
-    assert (found.value_s[0], found.value_s[-1]) == (1.0, 100.0)
-    assert (np.diff(found.value_s) >= 0).all()
-    assert len(found.value_s) < 100
+    curve = distribution(values[::-1].copy())
+    assert curve.value_s[curve.share == 0.5] == [50.0]
+    assert (curve.value_s[0], curve.value_s[-1]) == (1.0, 100.0)
+    assert (np.diff(curve.value_s) >= 0).all()
+    assert len(curve.value_s) < 100
     assert len(distribution(np.array([NAN])).value_s) == 0
 
 

@@ -98,11 +98,11 @@ def test_full_names_are_distinct_over_facets():
 
 def test_joined_runs_keep_their_facets(make_run):
     axes = {"model": ["x", "y"]}
-    one, two = (make_run(n, axes=axes, requests=20, rates=[1.0]) for n in ("one", "two"))
-    cells = combine(read_runs([one, two]))
+    first, second = (make_run(n, axes=axes, requests=20, rates=[1.0]) for n in ("one", "two"))
+    cells = combine(read_runs([first, second]))
     assert facets_of(cells) == ["x", "y"]
     assert set(cells["series"]) == {f"{s} · {r}" for s in ("vllm", "orca") for r in ("one", "two")}
     plain = make_run("plain", axes={"arrivals": ["s", "t"]}, requests=20, rates=[1.0])
-    both = combine(read_runs([one, plain]))
+    both = combine(read_runs([first, plain]))
     assert "llama-3.1-8b · arrivals s" in facets_of(both)
     assert "x · no arrivals" in facets_of(both)

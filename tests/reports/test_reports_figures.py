@@ -233,5 +233,5 @@ def test_plotly_accepts_every_attribute_of_every_figure():
     ]
     for figure in drawn:
         for plot in plots(figure, NAMES, "simulated").values():
-            made = go.Figure(data=plot["data"], layout=plot["layout"])
-            assert len(made.data), figure.id
+            plotly_figure = go.Figure(data=plot["data"], layout=plot["layout"])
+            assert len(plotly_figure.data), figure.id

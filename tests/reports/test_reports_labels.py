@@ -45,22 +45,22 @@ def test_labels_shorten_texts_to_what_differs(texts, expected):
 
 
 def test_letter_labels_continue_after_z():
-    found = list(labels([f"{n}{'x' * 99}" for n in range(30)]).values())
-    assert found[25:28] == ["Z", "AA", "AB"]
-    assert all(map(is_letter, found))
+    letters = list(labels([f"{n}{'x' * 99}" for n in range(30)]).values())
+    assert letters[25:28] == ["Z", "AA", "AB"]
+    assert all(map(is_letter, letters))
 
 
 @given(st.lists(st.text(alphabet="ab1=,:;()", max_size=40), min_size=1, max_size=6, unique=True))
 def test_labels_are_distinct_and_short_whatever_the_texts(texts):
-    found = labels(texts)
-    assert list(found) == texts
-    assert len(set(found.values())) == len(texts)
-    for text, label in found.items():
+    labelled = labels(texts)
+    assert list(labelled) == texts
+    assert len(set(labelled.values())) == len(texts)
+    for text, label in labelled.items():
         assert len(label) <= (SHORT if label == text else LONGEST)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "summary"),
     [
         ({}, ""),
         ({"fault_status": [0.0, 0.0], "fault_detail": ["", ""]}, ""),
@@ -79,5 +79,5 @@ def test_labels_are_distinct_and_short_whatever_the_texts(texts):
         ),
     ],
 )
-def test_summary_counts_failed_requests_with_their_reason(columns, said):
-    assert failed_text(pd.DataFrame({"requests": [30, 30], **columns})) == said
+def test_summary_counts_failed_requests_with_their_reason(columns, summary):
+    assert failed_text(pd.DataFrame({"requests": [30, 30], **columns})) == summary

@@ -31,7 +31,10 @@ def cells_of(*rows, system="a", valid=True):
             "gpu": "g",
             "gpus": 1.0,
             "rate_rps": [float(rate) for rate, _ in rows],
-            "seed": [[r for r, _ in rows[:at]].count(rate) for at, (rate, _) in enumerate(rows)],
+            "seed": [
+                [r for r, _ in rows[:position]].count(rate)
+                for position, (rate, _) in enumerate(rows)
+            ],
             "requests": 100.0,
             "attainment": [share for _, share in rows],
             "valid": valid,
@@ -41,8 +44,8 @@ def cells_of(*rows, system="a", valid=True):
 
 def test_highest_rate_takes_the_mean_over_seeds():
     cells = cells_of((1, 1.0), (1, 0.98), (2, 0.95), (2, 0.87), (4, 0.5), (4, 0.6))
-    found = highest_rate(cells, 0.9)
-    assert (found.rate_rps, found.at_end) == (2.0, False)
+    highest = highest_rate(cells, 0.9)
+    assert (highest.rate_rps, highest.at_end) == (2.0, False)
     assert highest_rate(cells, 0.99).rate_rps == 1.0
 
 
@@ -88,8 +91,8 @@ def test_a_curve_that_crosses_back_carries_what_is_below_its_first_failure():
     assert (highest.failed_rps, highest.again_rps) == (2.0, (4.0,))
     assert highest_text(highest) == "1"
     assert highest_text(highest_rate(cells_of((2, 0.776), (4, 0.93)), 0.9)) == "< 2"
-    (told,) = crossing_back(with_series(cells), 0.9)
-    assert told == (
+    (note,) = crossing_back(with_series(cells), 0.9)
+    assert note == (
         "a has 77.6 % in SLO at 2 req/s and 90 % again at 4: only rates below the first failure "
         "count"
     )
@@ -148,9 +151,9 @@ def test_has_slo_follows_the_setting_or_misses(make_run):
     assert not has_slo(cells.assign(attainment=0.9, finished=90.0))  # ten were rejected
     assert has_slo(cells.assign(attainment=0.9))
     assert has_slo(cells.assign(slo="ttft=1"))
-    for toml, asked in (('slo = ""\n', False), ('slo = "e2e=100"\n', True)):
-        folder = make_run(f"slo-{asked}", toml=toml, finished=20, attainment=1.0, requests=20)
-        assert has_slo(combine(read_runs([folder]))) is asked
+    for toml, expected in (('slo = ""\n', False), ('slo = "e2e=100"\n', True)):
+        folder = make_run(f"slo-{expected}", toml=toml, finished=20, attainment=1.0, requests=20)
+        assert has_slo(combine(read_runs([folder]))) is expected
 
 
 def test_knee_is_where_the_median_system_falls_below_90_percent():

@@ -15,15 +15,15 @@ from slo_bench.reports.figures.mechanism import MOST_CURVES
 from slo_bench.reports.pages.run_page import write_report
 
 
-def told(*rows: tuple[float, str, str, float]) -> pd.DataFrame:
+def timeseries(*rows: tuple[float, str, str, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["time_s", "metric", "entity", "value"])
 
 
 def test_timeline_value_holds_until_the_next():
-    found = mechanism(
-        told((0.0, "load", "a", 1.0), (48.0, "load", "a", 3.0), (96.0, "load", "a", 0.0))
+    mechanics = mechanism(
+        timeseries((0.0, "load", "a", 1.0), (48.0, "load", "a", 3.0), (96.0, "load", "a", 0.0))
     )
-    time_s, value = found.apart["load"]["a"]
+    time_s, value = mechanics.apart["load"]["a"]
     assert len(time_s) == 96
     assert np.diff(time_s) == pytest.approx(1.0)
     assert value[:48] == pytest.approx(1.0)
@@ -31,16 +31,16 @@ def test_timeline_value_holds_until_the_next():
 
 
 def test_mechanism_of_module_moves_and_activations():
-    found = mechanism(
-        told(
+    mechanics = mechanism(
+        timeseries(
             (1.0, "layers", "prefill 0 to decode 1", 7.0),
             (2.0, "heads", "decode 1 to prefill 0", 2.0),
             (3.0, "activation", "m#1", 0.7),
         )
     )
-    assert found.moved_s == (1.0, 2.0)
-    assert found.activation_s == (0.7,)
-    assert not found.apart
+    assert mechanics.moved_s == (1.0, 2.0)
+    assert mechanics.activation_s == (0.7,)
+    assert not mechanics.apart
     assert mechanism(None) == Mechanism()
 
 
@@ -57,7 +57,7 @@ def cluster_run(make_run):
         rows = [
             (float(t), "requests", f"lp {k}", float(k)) for k in range(10) for t in range(0, 50, 5)
         ]
-        told(*rows, (7.0, "layers", "a to b", 3.0)).to_csv(
+        timeseries(*rows, (7.0, "layers", "a to b", 3.0)).to_csv(
             folder / f"timeseries/{cell}.csv.gz", index=False
         )
     return folder
@@ -68,16 +68,16 @@ def test_mechanism_figures_of_a_cluster_run(cluster_run, tmp_path):
     cells = combine(runs)
     names = series_names(cells)
     details = list(level_details(runs, cells))
-    found = {figure.id: figure for figure in of_mechanism.figures(details, names)}
-    assert set(found) == {f"each-requests-{names.index('ascendra')}", "waits"}
-    each = found[f"each-requests-{names.index('ascendra')}"]
+    by_id = {figure.id: figure for figure in of_mechanism.figures(details, names)}
+    assert set(by_id) == {f"each-requests-{names.index('ascendra')}", "waits"}
+    each = by_id[f"each-requests-{names.index('ascendra')}"]
     assert set(each.views) == {"1", "3"}
     view = each.views["1"]
     assert len(view["series"]) == len(view["names"]) == MOST_CURVES
     assert "lp 9" in view["names"]
     assert "lp 0" not in view["names"]
     assert [line["value"] for line in view["lines"]] == [7.0]
-    waits = found["waits"].views["1"]
+    waits = by_id["waits"].views["1"]
     assert waits["names"] == (
         ["ascendra: hp", "ascendra: lp", "vllm"]
         if names.index("ascendra") < names.index("vllm")

@@ -39,7 +39,7 @@ class Elements(HTMLParser):
         self._in_data = False
 
     def of(self, tag):
-        return [attributes for found, attributes in self.found if found == tag]
+        return [attributes for name, attributes in self.found if name == tag]
 
     @functools.cached_property
     def data(self):
@@ -151,9 +151,9 @@ def test_page_curves_equal_the_cells(page, tmp_path):
     assert curve["x"] == [1, 3]
     shares = [share / 100 for share in curve["y"]]
     lines = (tmp_path / "run/cells.csv").read_text().splitlines()
-    at, system = (lines[0].split(",").index(c) for c in ("attainment", "system"))
+    attainment, system = (lines[0].split(",").index(c) for c in ("attainment", "system"))
     rows = [r.split(",") for r in lines[1:]]
-    of_first = [float(r[at]) for r in rows if r[system] == data["series"][0]]
+    of_first = [float(r[attainment]) for r in rows if r[system] == data["series"][0]]
     assert shares[0] == pytest.approx(sum(of_first[:2]) / 2, abs=1e-3)
 
 
@@ -235,7 +235,7 @@ def test_page_has_figures_and_rates_for_each_facet(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("axes", "changes", "told"),
+    ("axes", "changes", "sentence"),
     [
         ({"model": ["x", "y"]}, {"attainment": 0.95},
          "By highest rate with at least 90 % of requests in their SLO both systems are level in  "
@@ -249,9 +249,9 @@ def test_page_has_figures_and_rates_for_each_facet(page):
          "vllm and orca  keep  87.5 %  of requests in their SLO at 4 req/s."),
     ],
 )  # fmt: skip
-def test_answer_describes_the_run(page, axes, changes, told):
+def test_answer_describes_the_run(page, axes, changes, sentence):
     text = answer_of(page(axes=axes, requests=60, rates=[4.0, 5.0], **changes))
-    assert " ".join(told.split()) in " ".join(text.split())
+    assert " ".join(sentence.split()) in " ".join(text.split())
 
 
 @pytest.mark.slow
@@ -283,9 +283,11 @@ def test_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     ]
     cells["goodput_rps"] = cells["rate_rps"] * (1 + (cells["system"] == "orca"))
     cells.to_csv(folder / "cells.csv", index=False)
-    told = answer_of(write_report([folder], tmp_path / "r.html").read_text())
-    assert "vllm and orca each carry the most load" in " ".join(told.split())
-    assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
+    answer_text = answer_of(write_report([folder], tmp_path / "r.html").read_text())
+    assert "vllm and orca each carry the most load" in " ".join(answer_text.split())
+    assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(
+        answer_text.split()
+    )
 
 
 @pytest.mark.slow
@@ -296,8 +298,8 @@ def test_title_counts_workloads_with_dependent_labels(page):
         .partition("</h1>")[0]
     )
     assert title == "llama-3.1-8b on a100-80g, 3 workloads"
-    given = [text.replace("mix(", f"mix(name=load {n},") for n, text in enumerate(LONG)]
-    text = page(name="given", axes={"workload": given}, systems=["vllm"], **SMALL)
+    named = [text.replace("mix(", f"mix(name=load {n},") for n, text in enumerate(LONG)]
+    text = page(name="given", axes={"workload": named}, systems=["vllm"], **SMALL)
     assert text.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, load 0, load 1, load 2")
     alone = page(name="alone", axes={"workload": LONG[:1]}, systems=["vllm"], **SMALL)
     assert alone.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, mix(…)<")
@@ -307,8 +309,8 @@ def test_answer_counts_facets_without_an_offered_rate_apart(make_run, tmp_path):
     ladder = make_run("ladder", model="x", **LADDER, attainment=1.0)
     at_once = make_run("once", model="y", **SMALL, rate_rps="", attainment=1.0)
     text = write_report([ladder, at_once], tmp_path / "both.html").read_text()
-    told = " ".join(answer_of(text).split())
-    assert "in 1 of 1 model. In 1 all requests arrive at once." in told
+    answer_text = " ".join(answer_of(text).split())
+    assert "in 1 of 1 model. In 1 all requests arrive at once." in answer_text
     assert "≥ 0" not in text
     assert [facet["rates"] for facet in Elements(text).data["facets"]][1] == [["0", "0 req/s"]]
 
@@ -395,8 +397,8 @@ def test_write_report_to_an_unwritable_place_leaves_nothing(make_run, tmp_path):
 
 def test_write_report_repeats_the_same_bytes(make_run, tmp_path):
     folder = make_run(seeds=1, requests=60)
-    one, two = (write_report([folder], tmp_path / f"{n}.html").read_bytes() for n in "ab")
-    assert one == two
+    first, second = (write_report([folder], tmp_path / f"{n}.html").read_bytes() for n in "ab")
+    assert first == second
 
 
 @pytest.mark.slow

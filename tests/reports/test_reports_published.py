@@ -48,8 +48,8 @@ A = {"where": {"system": "a"}}
 AGAINST_B = A | {"than": {"system": "b"}}
 
 
-def judge(one, cells=None, knee=2.0):
-    return finding(one, run() if cells is None else cells, SETTINGS, knee)
+def judge(published_row, cells=None, knee=2.0):
+    return finding(published_row, run() if cells is None else cells, SETTINGS, knee)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_judge_gives_our_value_as_text(fields, text):
 
 def test_judge_of_a_row_without_a_column_is_not_run():
     assert judge(row(column=None)) == Finding("not run")
-    found = judge(row(where={"system": "c"}))
-    assert found.verdict == "not run"
-    assert found.remarks == ("no valid cell of c",)
+    judged = judge(row(where={"system": "c"}))
+    assert judged.verdict == "not run"
+    assert judged.remarks == ("no valid cell of c",)
 
 
 def test_judge_ignores_invalid_cells():
-    found = judge(row(**A), run(valid=[False, True, True, True, True, True]))
-    assert (found.verdict, found.text) == ("undecided", "87.5")  # two seeds
+    judged = judge(row(**A), run(valid=[False, True, True, True, True, True]))
+    assert (judged.verdict, judged.text) == ("undecided", "87.5")  # two seeds
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_judge_ignores_invalid_cells():
     ],
 )
 def test_judge_of_another_setup_names_the_setting(where, remark):
-    found = judge(row(where={"system": "a", **where}))
-    assert (found.verdict, found.remarks) == ("another set-up", (remark,))
-    assert found.text == "85.0 ± 12.4"  # what was run is still shown
+    judged = judge(row(where={"system": "a", **where}))
+    assert (judged.verdict, judged.remarks) == ("another set-up", (remark,))
+    assert judged.text == "85.0 ± 12.4"  # what was run is still shown
 
 
 def test_judge_of_equal_settings_has_no_remarks():
@@ -106,23 +106,25 @@ def test_judge_of_equal_settings_has_no_remarks():
     ("slo", "same"), [("tpot=0.15, ttft=1.0", True), ("ttft=2,tpot=0.15", False), ("?", False)]
 )
 def test_judge_compares_slos_by_meaning(slo, same):
-    found = judge(row(where={"system": "a", "slo": "ttft=1,tpot=0.15"}), run(slo=slo))
-    assert (found.verdict != "another set-up") == same
+    judged = judge(row(where={"system": "a", "slo": "ttft=1,tpot=0.15"}), run(slo=slo))
+    assert (judged.verdict != "another set-up") == same
 
 
 def test_judge_does_not_average_over_an_axis():
     cells = pd.concat([run(), run(cap="128")])
-    found = judge(row(**A), cells)
-    assert (found.verdict, found.text) == ("not unique", "–")
-    assert found.remarks == ("the run has several: cap 64, 128",)
+    judged = judge(row(**A), cells)
+    assert (judged.verdict, judged.text) == ("not unique", "–")
+    assert judged.remarks == ("the run has several: cap 64, 128",)
     assert judge(row(where={"system": "a", "cap": 128}), cells).verdict != "not unique"
 
 
 def test_judge_best_of_chooses_on_each_side():
     better_b = run(cap="128", attainment=[0.5, 0.5, 0.5, 0.7, 0.8, 0.75])
-    found = judge(row(**AGAINST_B, by="difference", best_of=("cap",)), pd.concat([run(), better_b]))
-    assert found.text == "+10.0 ± 0.00"
-    assert found.remarks == ("best of 2: cap 64", "best of 2: cap 128")
+    judged = judge(
+        row(**AGAINST_B, by="difference", best_of=("cap",)), pd.concat([run(), better_b])
+    )
+    assert judged.text == "+10.0 ± 0.00"
+    assert judged.remarks == ("best of 2: cap 64", "best of 2: cap 128")
 
 
 def test_judge_finds_the_highest_rate_that_reaches_a_share():
@@ -157,8 +159,8 @@ def test_judge_divides_a_column_by_another():
 
 
 def test_judge_of_a_ratio_to_zero_has_a_remark():
-    found = judge(row(**AGAINST_B), run(attainment=[1.0, 1.0, 1.0, 0.0, 0.5, 0.5]))
-    assert found.remarks == ("what it is compared with is 0",)
+    judged = judge(row(**AGAINST_B), run(attainment=[1.0, 1.0, 1.0, 0.0, 0.5, 0.5]))
+    assert judged.remarks == ("what it is compared with is 0",)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +196,14 @@ def test_judge_of_a_ratio_to_zero_has_a_remark():
 )
 def test_verdict_of_intervals(published, mean, half, null, expected):
     by = {None: {}, 0.0: AGAINST_B | {"by": "difference"}, 1.0: AGAINST_B | {"scale": 1.0}}[null]
-    one = row(published, **by)
-    assert verdict(Interval(mean, half), one.claim, one.null) == expected
+    published_row = row(published, **by)
+    assert verdict(Interval(mean, half), published_row.claim, published_row.null) == expected
 
 
 def test_claim_about_equal_needs_a_tolerance():
-    one = row("≈ 1", **AGAINST_B, scale=1.0, tolerance=0.1)
-    assert verdict(Interval(1.05, 0.01), one.claim, one.null) == "reproduced"
-    assert verdict(Interval(1.5, 0.01), one.claim, one.null) == "not reproduced"
+    published_row = row("≈ 1", **AGAINST_B, scale=1.0, tolerance=0.1)
+    assert verdict(Interval(1.05, 0.01), published_row.claim, published_row.null) == "reproduced"
+    assert verdict(Interval(1.5, 0.01), published_row.claim, published_row.null) == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -213,13 +215,15 @@ def test_claim_about_equal_needs_a_tolerance():
     ],
 )
 def test_judge_of_an_order(attainment, text, expected):
-    one = row("a > b", order=({"system": "a"}, {"system": "b"}), unit="%")
-    assert judge(one, run(attainment=attainment)) == Finding(expected, text)
+    published_row = row("a > b", order=({"system": "a"}, {"system": "b"}), unit="%")
+    assert judge(published_row, run(attainment=attainment)) == Finding(expected, text)
 
 
 def test_headline_counts_verdicts():
     rows = (row(**A), row(column=None), row(**AGAINST_B, by="difference"))
-    table = JudgedTable(PublishedTable("x", rows), tuple(judge(one) for one in rows), None)
+    table = JudgedTable(
+        PublishedTable("x", rows), tuple(judge(published_row) for published_row in rows), None
+    )
     assert table.headline == "3 rows: 1 same order, 1 undecided, 1 not run"
 
 
@@ -273,7 +277,7 @@ def test_of_ours_finds_sentences_about_our_results(sentence):
 def test_published_texts_do_not_state_our_results(name):
     """What they say of our results would stay as it is when results change."""
     raw = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
-    texts = [raw["title"], raw["note"], *(one.get("note", "") for one in raw["row"])]
+    texts = [raw["title"], raw["note"], *(raw_row.get("note", "") for raw_row in raw["row"])]
     assert [sentence for text in texts for sentence in of_ours(text)] == []
 
 
@@ -281,9 +285,9 @@ def test_published_texts_do_not_state_our_results(name):
 def test_shipped_published_tables_are_complete(name):
     table = load_published(name)
     assert table.paper
-    for one in table.rows:
-        assert one.note or one.column, one.what
-        assert one.column is None or one.where, one.what
+    for published_row in table.rows:
+        assert published_row.note or published_row.column, published_row.what
+        assert published_row.column is None or published_row.where, published_row.what
 
 
 def test_suites_name_existing_published_tables():
@@ -341,11 +345,11 @@ def test_report_shows_the_published_table(tmp_path):
         "note = 'Load <unknown>'\n"
         "[[row]]\nwhat = 'Elsewhere'\npublished = '<9>'\nnote = 'Later'\n"
     )
-    asked = Experiment(
+    experiment = Experiment(
         published=str(table), systems=["fifo"], workload="alpaca", slo="e2e=100", requests=20,
         rates=[1], seeds=1, records="csv",
     )  # fmt: skip
-    result = asked.run(tmp_path / "run", jobs=1)
+    result = experiment.run(tmp_path / "run", jobs=1)
     page = write_report([result.folder], tmp_path / "report.html").read_text()
     assert "A paper &amp; more" in page
     assert "<td>99.0 %</td><td>100 %</td>" in page
@@ -365,18 +369,22 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
     settings = read_toml(path)[0]
     if "published" not in settings:
         pytest.skip("no table")
-    for one in filter(lambda row: row.column, load_published(str(settings["published"])).rows):
-        for key, wanted in itertools.chain(*(p.items() for p in (one.where, one.than or {}))):
-            if wanted not in ("knee", ""):
+    for published_row in filter(
+        lambda row: row.column, load_published(str(settings["published"])).rows
+    ):
+        for key, pinned in itertools.chain(
+            *(p.items() for p in (published_row.where, published_row.than or {}))
+        ):
+            if pinned not in ("knee", ""):
                 value = settings["parameters"] if "." in key else settings
                 for part in AXES.get(key, key).split("."):
                     value = value[part]
                 values = value if isinstance(value, list) else [value]
-                assert any(same(v, wanted) for v in values), f"{one.what}: {key}"
+                assert any(same(v, pinned) for v in values), f"{published_row.what}: {key}"
 
 
-def same(value, wanted):
+def same(value, pinned):
     try:
-        return float(value) == float(wanted)
+        return float(value) == float(pinned)
     except ValueError:
-        return value == wanted
+        return value == pinned

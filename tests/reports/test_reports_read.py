@@ -39,7 +39,7 @@ def test_read_run_names_a_missing_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (",True,", ",yes,", "line 2.*|valid must be True or False.*line 2"),
         ("attainment,", "atainment,", "lacks the column attainment"),
@@ -48,12 +48,12 @@ def test_read_run_names_a_missing_folder(tmp_path):
         ("\n000,", "\n../../000,", "cell must be a plain file stem.*line 2"),
     ],
 )
-def test_read_run_names_the_line_of_a_malformed_cell(make_run, old, new, told):
+def test_read_run_names_the_line_of_a_malformed_cell(make_run, old, new, message):
     path = make_run(requests=10) / "cells.csv"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(SloBenchError, match=told):
+    with pytest.raises(SloBenchError, match=message):
         read_run(path.parent)
 
 
@@ -61,8 +61,8 @@ def test_a_row_that_stands_twice_is_no_second_seed(make_run):
     path = make_run(requests=10) / "cells.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, lines[1]]))
-    told = f"repeats the cell 000 of line 2.*line {len(lines) + 1}"
-    with pytest.raises(SloBenchError, match=told):
+    message = f"repeats the cell 000 of line 2.*line {len(lines) + 1}"
+    with pytest.raises(SloBenchError, match=message):
         read_run(path.parent)
 
 
@@ -110,10 +110,10 @@ def test_read_run_reads_parquet_like_csv(make_run):
 
 
 def test_read_runs_gives_distinct_names_and_refuses_repeats(make_run):
-    one, two = make_run("x/run", requests=10), make_run("y/run", requests=10)
-    names = [run.name for run in read_runs([one, two])]
+    first, second = make_run("x/run", requests=10), make_run("y/run", requests=10)
+    names = [run.name for run in read_runs([first, second])]
     assert len(set(names)) == 2
     with pytest.raises(SloBenchError, match="given twice"):
-        read_runs([one, one])
+        read_runs([first, first])
     with pytest.raises(SloBenchError, match="at least one"):
         read_runs([])

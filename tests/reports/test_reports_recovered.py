@@ -39,14 +39,14 @@ def cells(goodput=GOODPUT, system="s3"):
 
 
 def test_recovered_shares_by_hand():
-    (found,) = recovered(cells())
-    assert (found.setup, found.constant, found.gap_rps) == ("s3", "constant(64)", 2.0)
-    assert found.shares["half"] == (0.5, 0.0)  # the same in every seed
-    share, half = found.shares["uneven"]
+    (recovery,) = recovered(cells())
+    assert (recovery.setup, recovery.constant, recovery.gap_rps) == ("s3", "constant(64)", 2.0)
+    assert recovery.shares["half"] == (0.5, 0.0)  # the same in every seed
+    share, half = recovery.shares["uneven"]
     assert share == pytest.approx(0.5)
     # Residuals 0, -1 and 1 over a gap of 2; Student's t of 2 degrees of freedom.
     assert half == pytest.approx(4.303 * 1 / 3**0.5 / 2, rel=1e-3)
-    assert list(found.shares) == ["half", "uneven"]
+    assert list(recovery.shares) == ["half", "uneven"]
 
 
 def test_recovered_without_a_gap_is_empty():
@@ -61,7 +61,9 @@ def test_recovered_without_a_gap_is_empty():
 
 @pytest.mark.parametrize("missing", ["oracle", "constant(64)"])
 def test_recovered_needs_oracle_and_constant(missing):
-    some = {name: of for name, of in GOODPUT.items() if name not in (missing, "constant(8)")}
+    some = {
+        name: goodput for name, goodput in GOODPUT.items() if name not in (missing, "constant(8)")
+    }
     assert not recovered(cells(some))
     assert not table(cells(some)).groups
     assert not table(cells().drop(columns="length_predictor")).groups
@@ -82,8 +84,8 @@ def test_run_and_report_show_recovered_shares(tmp_path):
         host_s=0.03,
         parameters={"sjf": {"max_batch": 10}},
     ).run(tmp_path / "run")
-    found = recovered(combine(read_runs([tmp_path / "run"])))
-    ((share, _),) = (row.shares["noisy(accuracy=0.8)"] for row in found)
+    recoveries = recovered(combine(read_runs([tmp_path / "run"])))
+    ((share, _),) = (row.shares["noisy(accuracy=0.8)"] for row in recoveries)
     assert 0 < share < 1
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text("utf-8")
     assert "Goodput recovered by the length predictor" in page

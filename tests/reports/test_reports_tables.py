@@ -36,15 +36,15 @@ def test_a_system_that_fails_at_a_lower_rate_is_not_said_to_carry_the_higher(mak
     cells = combine(read_runs([folder]))
     fails = (cells["system"] == "orca") & (cells["level_rps"] == 2)
     cells["attainment"] = cells["attainment"].mask(fails, 0.776)
-    said = "orca has 77.6 % in SLO at 2 req/s and 90 % again at 4: only rates below the first"
+    sentence = "orca has 77.6 % in SLO at 2 req/s and 90 % again at 4: only rates below the first"
     text = printed(cells)
-    assert said in " ".join(text.split())
+    assert sentence in " ".join(text.split())
     (row, *_) = [line.split() for line in text.splitlines() if line.startswith("orca ")]
     assert row == ["orca", "<", "2", "<", "2"]
     names = series_names(cells)
     headline = answer(cells, levels(cells), names)
     assert headline.startswith("<strong>vllm</strong> carries <strong>4 req/s</strong>")
-    assert said in headline
+    assert sentence in headline
     banded = cells.assign(band_basis="fitted")
     assert [line.partition(":")[0] for line in bands.notes(banded)] == [
         "vllm at 4 req/s",
@@ -69,8 +69,8 @@ def test_summary_levels_not_stationary_have_their_duration(make_run):
     cells = read_runs([make_run(systems=["vllm", "orca"], rates=[2.0, 6.0], requests=60)])[0].cells
     assert "not stationary" not in printed(cells)
     drifts = (cells["system"] == "vllm") & (cells["rate_rps"] == 6)
-    told = [False if of else None for of in drifts]
-    cells = cells.assign(stationary=pd.Series(told, cells.index, dtype=object))
+    stationarity = [False if drifting else None for drifting in drifts]
+    cells = cells.assign(stationary=pd.Series(stationarity, cells.index, dtype=object))
     cells = cells.assign(arrival_window_s=540.0)
     lines = printed(cells).splitlines()
     assert max(map(len, lines)) <= 80

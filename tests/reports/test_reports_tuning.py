@@ -40,7 +40,7 @@ def confirmed(workload, configuration, value, verdict="", backend="simulated", a
 
 
 @pytest.fixture
-def found():
+def tuning():
     return {
         "system": "sarathi",
         "backend": "simulated",
@@ -94,38 +94,38 @@ def found():
     }
 
 
-def printed(found):
+def printed(tuning):
     written = io.StringIO()
-    Console(file=written, width=120).print(tuning_text(found))
+    Console(file=written, width=120).print(tuning_text(tuning))
     return written.getvalue()
 
 
-def test_tuning_headline_counts_trials_cut_short(found):
-    assert headline(found) == (
+def test_tuning_headline_counts_trials_cut_short(tuning):
+    assert headline(tuning) == (
         "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
         "1 raced out, 1 failed), 4,000 requests (simulated)"
     )
 
 
-def test_tuning_text_gives_the_duration_of_trials_not_stationary(found):
-    assert "tationary" not in printed(found)
+def test_tuning_text_gives_the_duration_of_trials_not_stationary(tuning):
+    assert "tationary" not in printed(tuning)
     for number in (1, 2):  # 1 is neither the best nor the default
-        found["trials"][number]["figures"] = {"drifting_after_s": 540.0}
-    assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(found)
+        tuning["trials"][number]["figures"] = {"drifting_after_s": 540.0}
+    assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(tuning)
 
 
-def test_confirmed_sentence_names_workloads_not_told_apart(found):
-    assert confirmed_sentence(found) == (
+def test_confirmed_sentence_names_workloads_not_told_apart(tuning):
+    assert confirmed_sentence(tuning) == (
         "trial 2 on sharegpt: better than the default, +40.0 %; "
         "trial 2 on azure-conv: not told apart, +1.0 %"
     )
-    found["best"] = [0]
-    found["confirmed"] = [confirmed("sharegpt", "default", 2.0)]
-    assert confirmed_sentence(found) == "nothing that was tried is better than the default"
+    tuning["best"] = [0]
+    tuning["confirmed"] = [confirmed("sharegpt", "default", 2.0)]
+    assert confirmed_sentence(tuning) == "nothing that was tried is better than the default"
 
 
-def test_tuning_text_names_failures(found):
-    text = printed(found)
+def test_tuning_text_names_failures(tuning):
+    text = printed(tuning)
     assert "trial 3 failed: <OOM>" in text
     assert "chunk_tokens 2048" in text
     assert "90.0 %" in text
@@ -134,8 +134,8 @@ def test_tuning_text_names_failures(found):
     assert "matters" in text
 
 
-def test_tuning_page_escapes_and_shows_all_trials(found, tmp_path):
-    page = write_tuning(found, tmp_path / "r.html").read_text()
+def test_tuning_page_escapes_and_shows_all_trials(tuning, tmp_path):
+    page = write_tuning(tuning, tmp_path / "r.html").read_text()
     assert "<b>" not in page.replace("<b></b>", "")
     assert "&lt;b&gt;" in page
     assert "slo-bench serve sarathi &lt;x&gt;" in page
@@ -145,16 +145,16 @@ def test_tuning_page_escapes_and_shows_all_trials(found, tmp_path):
     assert "simulated" in page
 
 
-def test_tuning_page_has_a_figure_of_the_front(found, tmp_path):
-    found["objectives"] = ["capacity", "cost"]
-    found["importances"]["cost"] = {}
-    for row in found["trials"]:
+def test_tuning_page_has_a_figure_of_the_front(tuning, tmp_path):
+    tuning["objectives"] = ["capacity", "cost"]
+    tuning["importances"]["cost"] = {}
+    for row in tuning["trials"]:
         row["values"] = row["values"] and [*row["values"], 1.0]
-    assert 'data-figure="front"' in write_tuning(found, tmp_path / "r.html").read_text()
+    assert 'data-figure="front"' in write_tuning(tuning, tmp_path / "r.html").read_text()
 
 
-def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
-    (figure,) = parallel_coordinates(found, MARKS)
+def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(tuning):
+    (figure,) = parallel_coordinates(tuning, MARKS)
     assert len(figure.x.names) == 3  # two dimensions and the objective
     (view,) = figure.views.values()
     lines = view["series"]
@@ -168,8 +168,8 @@ def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
 
 
 @pytest.mark.browser
-def test_parallel_coordinates_are_drawn_in_a_browser(found, tmp_path, browser):
-    page = browser.open(write_tuning(found, tmp_path / "r.html").as_uri(), width=700)
+def test_parallel_coordinates_are_drawn_in_a_browser(tuning, tmp_path, browser):
+    page = browser.open(write_tuning(tuning, tmp_path / "r.html").as_uri(), width=700)
     page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
     page.settle()
     figure = "document.querySelector('[data-figure=parallel]')"
@@ -181,30 +181,30 @@ def test_parallel_coordinates_are_drawn_in_a_browser(found, tmp_path, browser):
     assert any("order <b> – a (trial 1: order <b>)" in row for row in rows)
 
 
-def test_parallel_coordinates_need_two_trials(found, tmp_path):
-    found["trials"] = found["trials"][:1]
-    assert parallel_coordinates(found, MARKS) == []
-    page = write_tuning(found, tmp_path / "r.html").read_text()
+def test_parallel_coordinates_need_two_trials(tuning, tmp_path):
+    tuning["trials"] = tuning["trials"][:1]
+    assert parallel_coordinates(tuning, MARKS) == []
+    page = write_tuning(tuning, tmp_path / "r.html").read_text()
     assert 'data-figure="parallel"' not in page
 
 
-def test_write_tuning_to_a_missing_folder_is_an_error(found, tmp_path):
+def test_write_tuning_to_a_missing_folder_is_an_error(tuning, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_tuning(found, tmp_path / "missing" / "r.html")
+        write_tuning(tuning, tmp_path / "missing" / "r.html")
 
 
-def test_tuning_text_marks_confirmation_runs_not_stationary(found, tmp_path):
-    found["confirmed"] = [
+def test_tuning_text_marks_confirmation_runs_not_stationary(tuning, tmp_path):
+    tuning["confirmed"] = [
         confirmed("sharegpt", "default", 2.0, after_s=214.0),
         confirmed("sharegpt", "trial 2", 2.8, "better", after_s=198.0),
     ]
-    page = write_tuning(found, tmp_path / "page.html").read_text("utf-8")
-    shown = " ".join(printed(found).split())
+    page = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
+    shown = " ".join(printed(tuning).split())
     for text in (page, shown):
         assert "not stationary after 214 s" in text
         assert "better, not stationary after 198 s" in text
         assert "Not stationary: The backlog grows" in text
-    for row in found["confirmed"]:
+    for row in tuning["confirmed"]:
         row["drifting_after_s"] = None
-    page = write_tuning(found, tmp_path / "page.html").read_text("utf-8")
+    page = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
     assert "not stationary" not in page.lower()

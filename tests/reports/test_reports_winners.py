@@ -38,13 +38,13 @@ CELLS = cells_of(
 
 
 def test_best_map_by_facet_and_rate_with_equals():
-    found = best_map(CELLS, TPOT)
-    assert found["short"][1.0].series == ("a",)
-    assert found["short"][1.0].text(TPOT) == "a (11 ms; next 21 ms)"
-    assert found["short"][2.0].series == ("a",)
-    assert found["long"][1.0].series == ("a", "b")
-    assert found["long"][1.0].text(TPOT) == "a ≈ b (11 ms; next 16 ms)"
-    assert found["long"][2.0].text(TPOT) == "c (500 ms)"
+    winners = best_map(CELLS, TPOT)
+    assert winners["short"][1.0].series == ("a",)
+    assert winners["short"][1.0].text(TPOT) == "a (11 ms; next 21 ms)"
+    assert winners["short"][2.0].series == ("a",)
+    assert winners["long"][1.0].series == ("a", "b")
+    assert winners["long"][1.0].text(TPOT) == "a ≈ b (11 ms; next 16 ms)"
+    assert winners["long"][2.0].text(TPOT) == "c (500 ms)"
 
 
 def test_winners_table_has_a_row_per_facet_and_a_column_per_rate():

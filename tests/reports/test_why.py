@@ -35,28 +35,28 @@ def split_run(make_run):
     orca = cells.loc[cells["system"] == "orca", "cell"].iloc[0]
     rows = [
         (0.0, metric, entity, value)
-        for entity, of in {"prefill 0": (0.8, 0.1, 3.0), "decode 1": (0.1, 0.6, 0.0)}.items()
-        for metric, value in zip(("compute", "kv_cache_usage", "waiting"), of, strict=True)
+        for entity, values in {"prefill 0": (0.8, 0.1, 3.0), "decode 1": (0.1, 0.6, 0.0)}.items()
+        for metric, value in zip(("compute", "kv_cache_usage", "waiting"), values, strict=True)
     ]
-    told = pd.DataFrame(rows, columns=["time_s", "metric", "entity", "value"])
-    told.to_csv(folder / f"timeseries/{orca}.csv.gz", index=False)
+    timeseries = pd.DataFrame(rows, columns=["time_s", "metric", "entity", "value"])
+    timeseries.to_csv(folder / f"timeseries/{orca}.csv.gz", index=False)
     return folder
 
 
 def test_reasons_compare_winner_and_runner_up_by_phase(split_run, tmp_path):
     runs = read_runs([split_run])
-    (found,) = reasons(runs, combine(runs))
-    assert (found.winner.name, found.runner_up.name) == ("orca", "vllm")
-    assert (found.requests, found.only_winner, found.only_runner_up) == (100, 50, 0)
-    assert {cause: n for cause, n in found.causes.items() if n} == {"TTFT": 50}
-    assert found.winner.phase_s == pytest.approx(
+    (reason,) = reasons(runs, combine(runs))
+    assert (reason.winner.name, reason.runner_up.name) == ("orca", "vllm")
+    assert (reason.requests, reason.only_winner, reason.only_runner_up) == (100, 50, 0)
+    assert {cause: n for cause, n in reason.causes.items() if n} == {"TTFT": 50}
+    assert reason.winner.phase_s == pytest.approx(
         {"waiting": 0.1, "prefill": 0.25, "transfer": 0.5, "decode": 1.0}
     )
-    assert found.runner_up.phase_s == pytest.approx(
+    assert reason.runner_up.phase_s == pytest.approx(
         {"waiting": 2.0, "prefill": 0.25, "transfer": 0.0, "decode": 1.5}
     )
-    assert (found.cause, found.phase, found.by_chance) == ("TTFT", "waiting", False)
-    assert found.sentences == (
+    assert (reason.cause, reason.phase, reason.by_chance) == ("TTFT", "waiting", False)
+    assert reason.sentences == (
         "At 2 req/s orca keeps 100.0 % in SLO, vllm 50.0 %. 50 of 100 requests are in time with "
         "orca alone, 0 with vllm alone. Of the 50, vllm missed: TTFT 50. Mean times of those with "
         "vllm (with orca): waiting 2 s (100 ms), prefill 250 ms (250 ms), transfer 0 ms (500 ms), "
@@ -64,9 +64,9 @@ def test_reasons_compare_winner_and_runner_up_by_phase(split_run, tmp_path):
         "average: decode: 10.0 % of their arithmetic, 60.0 % of KV memory, 0 waiting; prefill: "
         "80.0 % of their arithmetic, 10.0 % of KV memory, 3 waiting."
     )
-    told = reason_json(found)
-    assert told["winner"]["roles"]["prefill"]["compute"] == pytest.approx(0.8)
-    assert told["why"] == found.sentences
+    plain = reason_json(reason)
+    assert plain["winner"]["roles"]["prefill"]["compute"] == pytest.approx(0.8)
+    assert plain["why"] == reason.sentences
     page = write_report([split_run], tmp_path / "out.html").read_text()
     assert "what makes the difference is waiting" in page
 
@@ -90,6 +90,6 @@ def test_reasons_of_few_pairs_are_marked_as_chance(split_run):
     table["slo_met"] = (table["id"] != 40).astype(int)
     table.to_csv(path, index=False)
     runs = read_runs([split_run])
-    (found,) = reasons(runs, combine(runs))
-    assert (found.only_winner, found.by_chance) == (1, True)
-    assert "The difference may be chance." in found.sentences
+    (reason,) = reasons(runs, combine(runs))
+    assert (reason.only_winner, reason.by_chance) == (1, True)
+    assert "The difference may be chance." in reason.sentences

@@ -39,21 +39,21 @@ def sample(n=400, seed=0, slow=1.0, correlated=False):
 
 
 def test_estimates_equal_those_of_cells_csv():
-    of = sample()
-    found = dict(zip(METRICS, estimates(of, ALL), strict=True))
-    assert found["attainment"] == of.met.mean()
-    assert found["goodput"] == of.met.sum() / of.window.arrivals_s
-    assert found["output_tokens"] == of.tokens.sum() / (of.window.arrivals_s + 10.0)
-    assert found["ttft_p99"] == np.quantile(of.latency_s["ttft"], 0.99)
-    assert found["tpot_mean"] == pytest.approx(np.nanmean(of.latency_s["tpot"]))
+    run = sample()
+    by_metric = dict(zip(METRICS, estimates(run, ALL), strict=True))
+    assert by_metric["attainment"] == run.met.mean()
+    assert by_metric["goodput"] == run.met.sum() / run.window.arrivals_s
+    assert by_metric["output_tokens"] == run.tokens.sum() / (run.window.arrivals_s + 10.0)
+    assert by_metric["ttft_p99"] == np.quantile(run.latency_s["ttft"], 0.99)
+    assert by_metric["tpot_mean"] == pytest.approx(np.nanmean(run.latency_s["tpot"]))
 
 
 @pytest.mark.parametrize("n", [40, 400])
 def test_replicate_figures_are_those_of_the_drawn_blocks(n):
-    of = sample(n)
+    run = sample(n)
     blocks = 10
     counts = draw_counts(blocks, 30, np.random.default_rng(1))
-    figures = replicate_figures(of, ALL, counts)
+    figures = replicate_figures(run, ALL, counts)
     edges = np.linspace(0, n, blocks + 1).round().astype(int)
     for place in range(30):
         rows = np.concatenate(
@@ -63,24 +63,24 @@ def test_replicate_figures_are_those_of_the_drawn_blocks(n):
             ]
         )
         drawn = RunSample(
-            {name: values[rows] for name, values in of.latency_s.items()},
-            of.tokens[rows],
-            of.met[rows],
-            RateWindow(of.window.arrivals_s * len(rows) / n, of.window.drain_s * len(rows) / n),
+            {name: values[rows] for name, values in run.latency_s.items()},
+            run.tokens[rows],
+            run.met[rows],
+            RateWindow(run.window.arrivals_s * len(rows) / n, run.window.drain_s * len(rows) / n),
         )
         assert figures[:, place] == pytest.approx(estimates(drawn, ALL), rel=1e-6)
 
 
 def test_binned_values_give_nearly_the_same_quantiles():
-    of = sample(60_000)
+    run = sample(60_000)
     metrics = metrics_named("ttft_p50,ttft_p90,ttft_p99,e2e_mean")
-    once = replicate_figures(of, metrics, np.ones((1, 50)))
-    assert once[:, 0] == pytest.approx(estimates(of, metrics), rel=1e-3)
+    once = replicate_figures(run, metrics, np.ones((1, 50)))
+    assert once[:, 0] == pytest.approx(estimates(run, metrics), rel=1e-3)
 
 
 def test_estimates_without_met_have_no_attainment():
-    of = sample()
-    blind = RunSample(of.latency_s, of.tokens, None, of.window)
+    run = sample()
+    blind = RunSample(run.latency_s, run.tokens, None, run.window)
     assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
     assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
 
@@ -128,9 +128,9 @@ def test_intervals_cover_zero_for_equal_systems():
         b = [sample(400, seed=9000 + 10 * trial + s, correlated=True) for s in range(3)]
         rng = np.random.default_rng(trial)
         drawn = resample(a, b, metrics, paired=False, rng=rng, replicates=200)
-        for at in range(len(metrics)):
-            bounds = interval(drawn.drawn_b[at] - drawn.drawn_a[at], 0.95)
-            missed[at] += not bounds.low <= 0 <= bounds.high
+        for index in range(len(metrics)):
+            bounds = interval(drawn.drawn_b[index] - drawn.drawn_a[index], 0.95)
+            missed[index] += not bounds.low <= 0 <= bounds.high
     assert (missed / trials <= 0.12).all(), missed
     assert missed.mean() / trials <= 0.08
 

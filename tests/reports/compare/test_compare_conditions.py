@@ -29,13 +29,13 @@ def table(path, value):
 
 @pytest.mark.parametrize("path", SETTINGS)
 def test_each_setting_of_the_schema_is_told_by_its_role(path):
-    told = unequal(table(path, "one"), table(path, "another")).settings
+    conditions = unequal(table(path, "one"), table(path, "another")).settings
     is_told = SETTINGS[path].condition or SETTINGS[path].role == "deployment"
-    assert told == ({path: ("one", "another")} if is_told else {})
+    assert conditions == ({path: ("one", "another")} if is_told else {})
 
 
 def test_every_condition_of_a_workload_is_one_but_what_rows_are_matched_by():
-    workload = {path for path, one in SETTINGS.items() if one.role == "workload"}
+    workload = {path for path, declaration in SETTINGS.items() if declaration.role == "workload"}
     by_row = {"rates", "load_factors", "replay_speeds", "seeds", "seed"}
     assert workload - set(condition_names()) == by_row - {"rates"}
     assert {"failures", "adapters", "slo", "backend", "client.api"} < set(condition_names())
@@ -51,8 +51,8 @@ def test_a_new_setting_is_found_by_its_panel():
 
     assert {"weather", "fan"} == set(condition_names(More)) - set(condition_names())
     values = dict.fromkeys(("weather", "rack", "fan", "note", "choice"), "x")
-    told = unequal(values, {}, schema=More)
-    assert told.settings == dict.fromkeys(("weather", "rack", "fan"), ("x", "none"))
+    conditions = unequal(values, {}, schema=More)
+    assert conditions.settings == dict.fromkeys(("weather", "rack", "fan"), ("x", "none"))
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_a_new_setting_is_found_by_its_panel():
     ],
 )
 def test_values_that_mean_the_same_are_equal(a, b):
-    told = unequal(a, b)
-    assert not told.settings
-    assert not any("does not know" in note for note in told.notes)
+    conditions = unequal(a, b)
+    assert not conditions.settings
+    assert not any("does not know" in note for note in conditions.notes)
 
 
 def test_files_are_told_by_their_content():
     a, b = {"workload": "/a/t.csv"}, {"workload": "/b/t.csv"}
     of_a = {"/a/t.csv": "1f"}
-    told = unequal(a, b, inputs_a=of_a, inputs_b={"/b/t.csv": "2e"})
-    assert told.settings == {"workload": ("/a/t.csv", "/b/t.csv")}
+    conditions = unequal(a, b, inputs_a=of_a, inputs_b={"/b/t.csv": "2e"})
+    assert conditions.settings == {"workload": ("/a/t.csv", "/b/t.csv")}
     changed = unequal(a, a, inputs_a=of_a, inputs_b={"/a/t.csv": "2e"})
     assert changed.settings == {"workload": ("/a/t.csv", "/a/t.csv (another content)")}
     renamed = unequal(a, {"workload": "/b/u.csv"}, inputs_a=of_a, inputs_b={"/b/u.csv": "1f"})
@@ -88,9 +88,9 @@ def test_files_are_told_by_their_content():
 
 
 def test_what_an_older_or_newer_file_lacks_is_named():
-    told = unequal({"overlong_requests": "truncate", "colour": "red"}, {})
-    assert told.settings == {"overlong_requests": ("truncate", "reject")}
-    assert told.notes == (
+    conditions = unequal({"overlong_requests": "truncate", "colour": "red"}, {})
+    assert conditions.settings == {"overlong_requests": ("truncate", "reject")}
+    assert conditions.notes == (
         "b does not name overlong_requests: taken as the default.",
         "a has settings that this version does not know, and that are not compared: colour.",
     )

@@ -96,24 +96,24 @@ def only(results, slo=None):
 def test_vllm_results_have_vllms_figures(tmp_path):
     document = vllm()
     results = read_results(write(tmp_path / "a.json", document))
-    of = only(results, Slo(ttft_s=0.105))
+    run = only(results, Slo(ttft_s=0.105))
     assert results.clock == "sent"
     assert results.cells[0].rate_rps == 4.0
-    assert of.latency_s["ttft"] == pytest.approx(document["ttfts"])
-    assert of.latency_s["tpot"] == pytest.approx(np.full(60, 0.02))
+    assert run.latency_s["ttft"] == pytest.approx(document["ttfts"])
+    assert run.latency_s["tpot"] == pytest.approx(np.full(60, 0.02))
     ends = np.add(document["start_times"], document["ttfts"]) + 0.18
     starts = document["start_times"]
-    assert of.window.arrivals_s == of.window.goodput_s == pytest.approx(starts[-1] - starts[0])
-    assert of.window.makespan_s == pytest.approx(ends.max() - starts[0])
-    assert of.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
+    assert run.window.arrivals_s == run.window.goodput_s == pytest.approx(starts[-1] - starts[0])
+    assert run.window.makespan_s == pytest.approx(ends.max() - starts[0])
+    assert run.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
 
 
 def test_vllm_failures_count_as_missed(tmp_path):
     document = vllm(errors=["boom"] + [""] * 59, output_lens=[0] + [10] * 59)
-    of = only(read_results(write(tmp_path / "a.json", document)), Slo(ttft_s=10.0))
-    assert len(of) == 60
-    assert of.met.sum() == 59
-    assert np.isnan(of.latency_s["ttft"]).sum() == 1
+    run = only(read_results(write(tmp_path / "a.json", document)), Slo(ttft_s=10.0))
+    assert len(run) == 60
+    assert run.met.sum() == 59
+    assert np.isnan(run.latency_s["ttft"]).sum() == 1
 
 
 def test_vllm_without_details_is_refused(tmp_path):
@@ -128,11 +128,11 @@ def test_vllm_results_with_max_concurrency_refuse_ttft(tmp_path):
     hidden = read_results(write(tmp_path / "a.json", vllm(max_concurrency=8)))
     assert "--max-concurrency 8" in hidden.refused["ttft"]
     assert "tpot" not in hidden.refused
-    known = read_results(
+    with_queue_times = read_results(
         write(tmp_path / "b.json", vllm(max_concurrency=8, queue_times=[0.5] * 60))
     )
-    assert not known.refused
-    assert only(known).latency_s["ttft"].min() >= 0.6
+    assert not with_queue_times.refused
+    assert only(with_queue_times).latency_s["ttft"].min() >= 0.6
 
 
 def test_vllm_old_file_without_start_times(tmp_path):
@@ -170,10 +170,10 @@ def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):
     request = guidellm_request(10.2, 11.0, 13.0, 5, aimed=10.0)
     request["time_per_output_token_ms"] = 1000 * (13.0 - 10.2) / 5
     results = read_results(write(tmp_path / "benchmarks.json", guidellm([request] * 3)))
-    of = only(results)
-    assert of.latency_s["tpot"] == pytest.approx(np.full(3, 0.5))
-    assert of.latency_s["ttft"] == pytest.approx(np.full(3, 1.0))  # from the moment aimed at
-    assert of.latency_s["e2e"] == pytest.approx(np.full(3, 3.0))
+    run = only(results)
+    assert run.latency_s["tpot"] == pytest.approx(np.full(3, 0.5))
+    assert run.latency_s["ttft"] == pytest.approx(np.full(3, 1.0))  # from the moment aimed at
+    assert run.latency_s["e2e"] == pytest.approx(np.full(3, 3.0))
     assert results.cells[0].rate_rps == 2.0
     assert any("first token" in note for note in results.notes)
 
@@ -184,8 +184,8 @@ def test_guidellm_window_includes_its_first_request(tmp_path):
     document = guidellm(requests)
     document["benchmarks"][0]["start_time"] = 10.2
     results = read_results(write(tmp_path / "benchmarks.json", document))
-    of = only(results)
-    assert of.latency_s["ttft"] == pytest.approx([1.0] * 3)
+    run = only(results)
+    assert run.latency_s["ttft"] == pytest.approx([1.0] * 3)
     (cell,) = results.cells
     from_sending = cell.read().sample("sent", None)
     assert from_sending.latency_s["ttft"] == pytest.approx([0.8] * 3)
@@ -229,10 +229,10 @@ def test_aiperf_records_are_read(tmp_path):
         )
     )
     results = read_results(tmp_path)  # its folder will do
-    of = only(results, Slo(e2e_s=0.502))
-    assert len(of) == 5
-    assert of.latency_s["tpot"][:4] == pytest.approx(np.full(4, 0.1))
-    assert of.met.tolist() == [True, True, True, False, False]
+    run = only(results, Slo(e2e_s=0.502))
+    assert len(run) == 5
+    assert run.latency_s["tpot"][:4] == pytest.approx(np.full(4, 0.1))
+    assert run.met.tolist() == [True, True, True, False, False]
     assert results.cells[0].rate_rps == 7.0
     assert results.cells[0].identity["model"] == MODEL
 
@@ -292,10 +292,10 @@ def test_aiperf_without_streaming_has_no_ttft(tmp_path):
     with pytest.raises(NotComparableError, match="--streaming"):
         compare(results, results, metrics=metrics_named("ttft_p50"))
     metrics = metrics_named("attainment,e2e_p50")
-    found = compare(results, results, metrics=metrics, slo=Slo(ttft_s=1.0))
-    assert "ttft" in found.refused["attainment"]
-    assert [row.metric.name for row in found.rows] == ["e2e_p50"]
-    assert found.rows[0].b == pytest.approx(0.4)
+    comparison = compare(results, results, metrics=metrics, slo=Slo(ttft_s=1.0))
+    assert "ttft" in comparison.refused["attainment"]
+    assert [row.metric.name for row in comparison.rows] == ["e2e_p50"]
+    assert comparison.rows[0].b == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
@@ -314,12 +314,12 @@ def test_unknown_result_files_are_refused(tmp_path, text, problem):
 def test_two_vllm_files_are_compared_in_pairs(tmp_path):
     a = read_results(write(tmp_path / "before.json", vllm(200)))
     b = read_results(write(tmp_path / "after.json", vllm(200, slow=1.2)))
-    found = compare(a, b, metrics=metrics_named("attainment,ttft_p50,tpot_p99"))
-    assert found.rows[0].paired
-    assert [row.verdict for row in found.rows] == ["worse", "worse"]
-    assert found.rows[0].relative == pytest.approx(0.2)
-    assert "--slo" in found.refused["attainment"]
-    assert found.matched.differs["system"] == ("before", "after")
+    comparison = compare(a, b, metrics=metrics_named("attainment,ttft_p50,tpot_p99"))
+    assert comparison.rows[0].paired
+    assert [row.verdict for row in comparison.rows] == ["worse", "worse"]
+    assert comparison.rows[0].relative == pytest.approx(0.2)
+    assert "--slo" in comparison.refused["attainment"]
+    assert comparison.matched.differs["system"] == ("before", "after")
     judged = compare(a, b, metrics=metrics_named("attainment"), slo=Slo(ttft_s=0.115))
     assert judged.rows[0].a == 1.0
     assert judged.rows[0].b < 0.5

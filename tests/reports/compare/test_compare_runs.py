@@ -55,33 +55,33 @@ def slowed(folder, factor):
 
 def test_run_compared_with_its_copy_does_not_differ(make):
     a, b = (read_results(make(name, systems=BOTH)) for name in "ab")
-    found = compare(a, b, metrics=METRICS)
-    assert len(found.rows) == 2 * 2 * len(METRICS)
-    assert {row.label for row in found.rows} == {"vllm", "orca"}
-    assert all(row.paired and row.verdict == "none" and row.p_holm == 1 for row in found.rows)
-    assert not found.obstacles
-    assert judge_comparison(found, 0.0).passed
+    comparison = compare(a, b, metrics=METRICS)
+    assert len(comparison.rows) == 2 * 2 * len(METRICS)
+    assert {row.label for row in comparison.rows} == {"vllm", "orca"}
+    assert all(row.paired and row.verdict == "none" and row.p_holm == 1 for row in comparison.rows)
+    assert not comparison.obstacles
+    assert judge_comparison(comparison, 0.0).passed
 
 
 def test_compared_figures_equal_cells_csv(make):
     folder = make("a", systems=("vllm",), rates=(3.0,))
-    found = compare(*[read_results(folder)] * 2, metrics=METRICS)
+    comparison = compare(*[read_results(folder)] * 2, metrics=METRICS)
     cells = pd.read_csv(folder / "cells.csv")
     for row, column in zip(
-        found.rows, ("attainment", "goodput_rps", "ttft_p50_s", "tpot_p99_s"), strict=True
+        comparison.rows, ("attainment", "goodput_rps", "ttft_p50_s", "tpot_p99_s"), strict=True
     ):
         assert row.a == pytest.approx(cells[column].mean(), rel=1e-3)
 
 
 def test_a_slower_candidate_fails_the_gate(make):
     a, b = read_results(make("a")), read_results(slowed(make("b"), 1.1))
-    found = compare(a, b, metrics=metrics_named("tpot_p50,ttft_p50"))
-    tpot = [row for row in found.rows if row.metric.name == "tpot_p50"]
+    comparison = compare(a, b, metrics=metrics_named("tpot_p50,ttft_p50"))
+    tpot = [row for row in comparison.rows if row.metric.name == "tpot_p50"]
     assert all(row.verdict == "worse" for row in tpot)
     assert all(row.relative == pytest.approx(0.1, abs=1e-4) for row in tpot)
     assert all(row.relative_bounds.low <= row.relative + 1e-9 for row in tpot)
-    assert not judge_comparison(found, 0.05).passed
-    assert judge_comparison(found, 0.2).passed
+    assert not judge_comparison(comparison, 0.05).passed
+    assert judge_comparison(comparison, 0.2).passed
     better = compare(b, a, metrics=metrics_named("tpot_p50"))
     assert {row.verdict for row in better.rows} == {"better"}
     assert judge_comparison(better, 0.0).passed
@@ -89,9 +89,9 @@ def test_a_slower_candidate_fails_the_gate(make):
 
 def test_systems_of_one_run_are_compared(make):
     run = read_results(make("a", systems=BOTH))
-    found = compare(run, run, systems=("vllm", "orca"), metrics=METRICS)
-    assert (found.name_a, found.name_b) == ("vllm", "orca")
-    assert len(found.rows) == 2 * len(METRICS)
+    comparison = compare(run, run, systems=("vllm", "orca"), metrics=METRICS)
+    assert (comparison.name_a, comparison.name_b) == ("vllm", "orca")
+    assert len(comparison.rows) == 2 * len(METRICS)
     with pytest.raises(NotComparableError, match="no system 'nobody'"):
         compare(run, run, systems=("vllm", "nobody"))
 
@@ -129,14 +129,18 @@ def test_rates_missing_in_one_run_are_named(make):
     ],
 )
 def test_judge_comparison_refuses_unlike_conditions(make, changes, why):
-    found = compare(read_results(make("a")), read_results(make("b", **changes)), metrics=METRICS)
+    comparison = compare(
+        read_results(make("a")), read_results(make("b", **changes)), metrics=METRICS
+    )
     with pytest.raises(NotComparableError, match=why):
-        judge_comparison(found, 0.05)
+        judge_comparison(comparison, 0.05)
 
 
 def gated(a, b, **options):
-    found = compare(read_results(a), read_results(b), metrics=METRICS, replicates=100, **options)
-    return found, judge_comparison(found, 0.05)
+    comparison = compare(
+        read_results(a), read_results(b), metrics=METRICS, replicates=100, **options
+    )
+    return comparison, judge_comparison(comparison, 0.05)
 
 
 def test_a_condition_that_is_allowed_to_differ_is_what_is_compared(make):
@@ -144,12 +148,12 @@ def test_a_condition_that_is_allowed_to_differ_is_what_is_compared(make):
     with pytest.raises(NotComparableError) as refusal:
         gated(a, b, allow_different=("adapters",))
     assert str(refusal.value).endswith("all the same: --allow-different failures")
-    found, _ = gated(a, b, allow_different=("adapters", "failures"))
-    assert found.matched.differs == {
+    comparison, _ = gated(a, b, allow_different=("adapters", "failures"))
+    assert comparison.matched.differs == {
         "adapters": ("none", "zipf(16)"),
         "failures": ("none", "0@5..30"),
     }
-    assert not found.obstacles
+    assert not comparison.obstacles
     other = make("other", requests=60)
     assert gated(a, other, allow_different=("workload",))[0].rows
 
@@ -169,25 +173,27 @@ def test_a_name_that_is_no_condition_is_refused(make, name, why):
 def test_the_deployment_and_parameters_are_what_is_compared(make):
     a = make("a", toml=TOML + "[parameters.vllm]\nmax_num_seqs = 64\n")
     b = make("b", toml=TOML + 'kv_dtype = "fp8"\n[parameters.vllm]\nmax_num_seqs = 128\n')
-    found, _ = gated(a, b)
-    assert found.matched.differs == {
+    comparison, _ = gated(a, b)
+    assert comparison.matched.differs == {
         "kv_dtype": ("bf16", "fp8"),
         "vllm.max_num_seqs": ("64", "128"),
     }
-    assert any("a does not name kv_dtype: taken as the default" in note for note in found.notes)
+    assert any(
+        "a does not name kv_dtype: taken as the default" in note for note in comparison.notes
+    )
 
 
 def test_one_value_is_matched_with_the_same_value_of_an_axis(make):
     plain = make("plain")
     axis = {"failures": ("", "0@5..30"), "slo_scale": ("1.0", "2.0")}
     swept = make("swept", axes=axis, toml=TOML + 'failures = ["0@5..30"]\nslo_scale = [1, 2]\n')
-    found, judgement = gated(plain, swept)
+    comparison, judgement = gated(plain, swept)
     assert judgement.passed
-    assert {(level.a[0].name, level.b[0].name) for level in found.matched.levels} == {
+    assert {(level.a[0].name, level.b[0].name) for level in comparison.matched.levels} == {
         ("000", "000"),
         ("003", "003"),
     }
-    assert all(row.seeds_b == 3 for row in found.rows)
+    assert all(row.seeds_b == 3 for row in comparison.rows)
     failing = make("failing", toml=TOML + 'failures = "0@9..10"\n')
     with pytest.raises(NotComparableError, match="no failures in common"):
         gated(failing, swept)
@@ -234,23 +240,23 @@ def test_a_policy_that_serves_nothing_is_worse(make):
 
 
 def test_a_figure_that_only_the_candidate_lacks_does_not_pass(make):
-    found = compare(
+    comparison = compare(
         read_results(make("a")),
         read_results(unserved(make("b"), where=slice(3, 6))),
         metrics=metrics_named("ttft_p50"),
     )
-    assert {row.verdict for row in found.rows} == {"none", "unknown"}
+    assert {row.verdict for row in comparison.rows} == {"none", "unknown"}
     with pytest.raises(NotComparableError, match=r"b has no value of ttft_p50 \(5 req/s\)"):
-        judge_comparison(found, 0.05)
+        judge_comparison(comparison, 0.05)
 
 
 def test_invalid_cells_are_named_and_left_out(make):
     a = make("a")
     b = unserved(make("b"), where=slice(5, 6), valid=False, invalid_because="the server ended")
-    found, judgement = gated(a, b)
+    comparison, judgement = gated(a, b)
     assert judgement.passed
     note = "b: 1 of 6 cells are invalid and left out: the server ended (005)."
-    assert note in found.notes
+    assert note in comparison.notes
     level = unserved(make("c"), where=slice(3, 6), valid=False, invalid_because="the server ended")
     with pytest.raises(NotComparableError, match=r"only invalid cells at levels of a \(5 req/s\)"):
         gated(a, level)
@@ -262,9 +268,9 @@ def test_comparison_with_another_slo_is_named(make):
     a, b = make("a", rates=(3.0,)), make("b", rates=(3.0,))
     for path in (b / "requests").iterdir():
         pd.read_csv(path).assign(ttft_slo_s=2.0).to_csv(path, index=False)
-    found = compare(read_results(a), read_results(b), metrics=METRICS)
+    comparison = compare(read_results(a), read_results(b), metrics=METRICS)
     with pytest.raises(NotComparableError, match="SLOs differ"):
-        judge_comparison(found, 0.05)
+        judge_comparison(comparison, 0.05)
     held = compare(read_results(a), read_results(b), metrics=METRICS, slo=Slo(ttft_s=1.0))
     assert judge_comparison(held, 0.0).passed
 
@@ -313,28 +319,28 @@ def test_read_results_refuses_runs_that_cannot_be_compared(make, tmp_path):
 
 def test_comparison_as_text_and_json(make):
     a, b = read_results(make("a")), read_results(slowed(make("b"), 1.1))
-    found = compare(a, b, metrics=METRICS)
+    comparison = compare(a, b, metrics=METRICS)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     with console.file:
-        console.print(comparison_text(found))
+        console.print(comparison_text(comparison))
     text = console.export_text()
     assert "b against a: worse in" in text
     assert "+10.0 %" in text
     assert "Goodput divides by the window of arrivals" in text
-    plain = json.loads(json.dumps(comparison_json(found), allow_nan=False))
-    assert len(plain["rows"]) == len(found.rows)
+    plain = json.loads(json.dumps(comparison_json(comparison), allow_nan=False))
+    assert len(plain["rows"]) == len(comparison.rows)
     assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])
 
 
 def test_comparison_rows_not_stationary_have_their_duration(make):
     steady = make("a", rates=(3.0,))
     drifting = make("b", rates=(3.0,), stationary=False, arrival_window_s=540.0)
-    found = compare(read_results(steady), read_results(drifting), metrics=METRICS)
-    assert {row.drifting_after_s for row in found.rows} == {540.0}
+    comparison = compare(read_results(steady), read_results(drifting), metrics=METRICS)
+    assert {row.drifting_after_s for row in comparison.rows} == {540.0}
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(comparison_text(found))
+    console.print(comparison_text(comparison))
     assert "not shown, not stationary after 540 s" in console.export_text()
-    assert {row["drifting_after_s"] for row in comparison_json(found)["rows"]} == {540.0}
+    assert {row["drifting_after_s"] for row in comparison_json(comparison)["rows"]} == {540.0}
     same = compare(*[read_results(steady)] * 2, metrics=METRICS)
     assert {row["drifting_after_s"] for row in comparison_json(same)["rows"]} == {None}
 
@@ -357,11 +363,11 @@ def test_comparison_page_escapes_names(make):
 
 def test_comparison_page_is_written_whole_or_not_at_all(make, tmp_path):
     a = read_results(make("a", rates=(3.0,)))
-    found = compare(a, a, metrics=METRICS)
-    out = write_comparison(found, tmp_path / "page.html")
+    comparison = compare(a, a, metrics=METRICS)
+    out = write_comparison(comparison, tmp_path / "page.html")
     assert 'data-figure="' not in out.read_text()  # one rate: no line to draw
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_comparison(found, tmp_path / "no" / "page.html")
+        write_comparison(comparison, tmp_path / "no" / "page.html")
 
 
 def test_parse_regression_reads_shares_and_percentages():

@@ -26,7 +26,7 @@ def run(rate, met, counted, seed=0, *, backlog=None, valid=True):
 
 
 def level(rate, *shares, counted=1000):
-    runs = (run(rate, round(share * counted), counted, at) for at, share in enumerate(shares))
+    runs = (run(rate, round(share * counted), counted, seed) for seed, share in enumerate(shares))
     return CapacityLevel(rate, tuple(runs))
 
 
@@ -41,10 +41,10 @@ def test_crossing_recovers_a_logistic_curve(target, slope):
     levels = [
         level(rate, *[logistic(rate, 10, slope, target)] * 4, counted=50_000) for rate in rates
     ]
-    found = crossing(levels, target)
-    assert found.rate_rps == pytest.approx(10, rel=0.002)
-    assert found.slope == pytest.approx(slope, rel=0.15)
-    assert found.low_rps < 10 < found.high_rps
+    estimate = crossing(levels, target)
+    assert estimate.rate_rps == pytest.approx(10, rel=0.002)
+    assert estimate.slope == pytest.approx(slope, rel=0.15)
+    assert estimate.low_rps < 10 < estimate.high_rps
 
 
 @pytest.mark.slow
@@ -57,8 +57,8 @@ def test_crossing_interval_covers_as_stated():
             level(rate, *rng.binomial(1000, logistic(rate, 10, 15, 0.9), 4) / 1000)
             for rate in rates
         ]
-        found = crossing(levels, 0.9)
-        covered += found.low_rps <= 10 <= found.high_rps
+        estimate = crossing(levels, 0.9)
+        covered += estimate.low_rps <= 10 <= estimate.high_rps
     assert covered >= 184  # 95 % are 190; below 184 in one of a hundred experiments
 
 
@@ -71,10 +71,10 @@ def test_crossing_interval_widens_with_scatter_between_runs():
 
 
 def test_crossing_interval_between_all_and_nothing_is_the_gap():
-    found = crossing([level(8.0, 1.0, 1.0), level(10.0, 0.0, 0.0)], 0.9)
-    assert 8.0 < found.rate_rps < 10.0
-    assert found.low_rps == pytest.approx(8.0, rel=0.05)
-    assert found.high_rps == pytest.approx(10.0, rel=0.05)
+    estimate = crossing([level(8.0, 1.0, 1.0), level(10.0, 0.0, 0.0)], 0.9)
+    assert 8.0 < estimate.rate_rps < 10.0
+    assert estimate.low_rps == pytest.approx(8.0, rel=0.05)
+    assert estimate.high_rps == pytest.approx(10.0, rel=0.05)
 
 
 def test_crossing_counts_a_growing_backlog_as_over_capacity():
@@ -87,8 +87,8 @@ def test_crossing_counts_a_growing_backlog_as_over_capacity():
     ]
     assert levels[2].growing
     assert not levels[2].passes(0.9)
-    found = crossing(levels, 0.9)
-    assert 10.0 <= found.rate_rps <= 11.0
+    estimate = crossing(levels, 0.9)
+    assert 10.0 <= estimate.rate_rps <= 11.0
 
 
 def test_level_attainment_ignores_invalid_runs():
@@ -108,11 +108,11 @@ def test_crossing_without_both_sides_is_none():
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_isotonic_shares_fall_and_keep_their_mean(shares):
-    levels = [level(1.0 + at, share / 100, counted=100) for at, share in enumerate(shares)]
-    found = falling_shares(levels)
-    assert all(0 < share < 1 for share in found)
-    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(found))
-    assert sum(found) == pytest.approx(sum((share + 0.5) / 101 for share in shares))
+    levels = [level(1.0 + number, share / 100, counted=100) for number, share in enumerate(shares)]
+    smoothed = falling_shares(levels)
+    assert all(0 < share < 1 for share in smoothed)
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(smoothed))
+    assert sum(smoothed) == pytest.approx(sum((share + 0.5) / 101 for share in shares))
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def test_capacity_runs_are_cells_that_the_report_reads(searched, tmp_path):
 
 @pytest.mark.slow
 def test_capacity_report_names_every_workload(tmp_path):
-    asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
-    found = search_capacity(asked, tmp_path / "run", options=QUICK)
-    page = write_report([found.folder], tmp_path / "report.html").read_text()
-    capacities = pd.DataFrame(found.rows()).pivot_table(
+    two_workloads = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
+    outcome = search_capacity(two_workloads, tmp_path / "run", options=QUICK)
+    page = write_report([outcome.folder], tmp_path / "report.html").read_text()
+    capacities = pd.DataFrame(outcome.rows()).pivot_table(
         index="workload", columns="system", values="capacity_rps"
     )
     ahead = capacities.idxmax(axis=1).value_counts()
@@ -91,7 +91,7 @@ def test_capacity_report_names_every_workload(tmp_path):
 
 
 def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
-    asked = experiment(systems=["vllm", "sarathi"])
+    two_systems = experiment(systems=["vllm", "sarathi"])
     runs = 0
 
     def interrupt(progress):
@@ -101,23 +101,27 @@ def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search_capacity(asked, tmp_path / "run", options=QUICK, progress=interrupt)
+        search_capacity(two_systems, tmp_path / "run", options=QUICK, progress=interrupt)
     kept = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     remembered = sum(len(search["runs"]) for search in kept)
     assert remembered >= 6
     ran = []
-    found = search_capacity(
-        asked,
+    outcome = search_capacity(
+        two_systems,
         tmp_path / "run",
         options=QUICK,
         resume=True,
         ended=lambda requests, clock_s: ran.append(requests),
     )
-    assert same(found.rows()) == same(searched.rows())
+    assert same(outcome.rows()) == same(searched.rows())
     again = search_capacity(
-        asked, tmp_path / "run", options=QUICK, resume=True, ended=lambda *_: pytest.fail("ran")
+        two_systems,
+        tmp_path / "run",
+        options=QUICK,
+        resume=True,
+        ended=lambda *_: pytest.fail("ran"),
     )
-    assert again.rows() == found.rows()
+    assert again.rows() == outcome.rows()
 
 
 @pytest.mark.slow
@@ -128,27 +132,27 @@ def test_capacity_search_continues_with_a_larger_budget(tmp_path):
     second = search_capacity(experiment(), tmp_path / "run", options=large, resume=True)
     (before,), (after,) = first.rows(), second.rows()
     assert before["requests_spent"] <= 3000 < after["requests_spent"] <= 9000
-    known = {level["rate_rps"] for level in before["levels"]}
-    assert known <= {level["rate_rps"] for level in after["levels"]}
+    first_rates = {level["rate_rps"] for level in before["levels"]}
+    assert first_rates <= {level["rate_rps"] for level in after["levels"]}
 
 
 def test_resume_with_other_targets_is_refused(searched):
     other = QUICK.model_copy(update={"targets": (0.5,)})
-    asked = experiment(systems=["vllm", "sarathi"])
+    two_systems = experiment(systems=["vllm", "sarathi"])
     with pytest.raises(SloBenchError, match=r"another experiment.*targets"):
-        search_capacity(asked, searched.folder, options=other, resume=True)
+        search_capacity(two_systems, searched.folder, options=other, resume=True)
 
 
 def test_capacity_search_warm_starts_from_another_folder(searched, tmp_path):
-    asked = QUICK.model_copy(update={"warm_start": searched.folder})
-    search_capacity(experiment(systems="sarathi"), tmp_path / "run", options=asked)
+    options = QUICK.model_copy(update={"warm_start": searched.folder})
+    search_capacity(experiment(systems="sarathi"), tmp_path / "run", options=options)
     (search,) = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
 
 
 def test_rates_bound_the_capacity_search(tmp_path):
-    found = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", options=QUICK)
-    (row,) = found.rows()
+    outcome = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", options=QUICK)
+    (row,) = outcome.rows()
     assert row["capacity_rps"] is None
     assert row["low_rps"] == 1.0
     assert {level["rate_rps"] for level in row["levels"]} <= {0.707, 1.0}
@@ -161,10 +165,10 @@ def test_capacity_of_a_trace_replays_it_whole(tmp_path):
     lines += [f"{moment},500,50" for moment in np.datetime64("2024-05-01", "us") + arrival_us]
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
-    found = search_capacity(
+    outcome = search_capacity(
         Experiment(systems="vllm", workload=str(trace)), tmp_path / "run", options=QUICK
     )
-    (row,) = found.rows()
+    (row,) = outcome.rows()
     assert {level["requests"] for level in row["levels"]} <= {400 * n for n in range(1, 3)}
     assert row["low_rps"] < row["capacity_rps"] < row["high_rps"]
 
@@ -184,20 +188,20 @@ def test_capacity_search_refuses_unusable_settings(settings, problem, tmp_path):
 
 
 def test_capacity_search_ignores_duration_and_warmup_of_a_suite(tmp_path):
-    given = {"requests": None, "duration_s": 60, "warmup_s": 50}
+    with_duration = {"requests": None, "duration_s": 60, "warmup_s": 50}
     levels = []
-    for name, settings in (("with", given), ("without", {"requests": None})):
+    for name, settings in (("with", with_duration), ("without", {"requests": None})):
         [row] = search_capacity(experiment(**settings), tmp_path / name, options=QUICK).rows()
-        levels.append([(one["rate_rps"], one["attainment"]) for one in row["levels"]])
+        levels.append([(level["rate_rps"], level["attainment"]) for level in row["levels"]])
     assert levels[0] == levels[1]
     kept = Experiment.load(tmp_path / "with" / "experiment.toml")
     assert (kept.duration_s, kept.warmup_s) == ((60.0,), (50.0,))
 
 
 def test_warm_start_from_a_folder_without_capacities_is_refused(tmp_path):
-    asked = QUICK.model_copy(update={"warm_start": tmp_path})
+    options = QUICK.model_copy(update={"warm_start": tmp_path})
     with pytest.raises(SloBenchError, match="holds no capacity to start from"):
-        search_capacity(experiment(), tmp_path / "run", options=asked)
+        search_capacity(experiment(), tmp_path / "run", options=options)
 
 
 def over_http(mock, **changes):
@@ -219,12 +223,12 @@ def over_http(mock, **changes):
 @pytest.mark.slow
 def test_capacity_of_a_server_over_http(tmp_path):
     with serving(MockConfig(ttft_s=0.002, slots=4, service_s=0.02)) as mock:
-        found = search_capacity(
+        outcome = search_capacity(
             over_http(mock, rates=[100, 400]),
             tmp_path / "run",
             options=QUICK.model_copy(update={"max_requests": 600}),
         )
-    (row,) = found.rows()
+    (row,) = outcome.rows()
     assert row["backend"] == "openai"
     assert 0 < row["requests_spent"] <= 600
     # Four slots of 20 ms carry 200 req/s; on a busy machine less, or too few valid runs to tell.

@@ -72,15 +72,15 @@ def test_interrupted_capacity_search_is_resumed_in_a_pool(tmp_path, here, pool_o
     with pool_of(4) as pool, pytest.raises(KeyboardInterrupt):
         search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool, progress=interrupt)
     before = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
-    known = {
+    finished_runs = {
         (s["search"], r["rate_rps"], r["seed"], r["requests"]) for s in before for r in s["runs"]
     }
-    assert known
+    assert finished_runs
     with pool_of(4) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool, resume=True)
         again = {(stem, *run) for _, stem, _, *run in pool.begun}
     assert files(tmp_path / "run") == here
-    assert not again & known
+    assert not again & finished_runs
 
 
 ONE = EXPERIMENT.model_copy(update={"systems": ("vllm",), "tp": (1,)})
@@ -113,7 +113,7 @@ def test_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
 
 
 def test_error_in_a_pool_process_is_raised_here(tmp_path, pool_of, monkeypatch):
-    def failing(*given):
+    def failing(*arguments):
         raise SloBenchError("this machine lacks the trace")
 
     monkeypatch.setattr("slo_bench.tuner.capacity.cells.CellRunner.run", failing)
@@ -123,6 +123,6 @@ def test_error_in_a_pool_process_is_raised_here(tmp_path, pool_of, monkeypatch):
 
 
 def test_capacity_of_real_servers_is_measured_in_this_process(tmp_path, pool_of):
-    asked = Experiment(backend="openai", client={"base_urls": ("http://127.0.0.1:1",)})
+    experiment = Experiment(backend="openai", client={"base_urls": ("http://127.0.0.1:1",)})
     with pool_of(1) as pool, pytest.raises(SloBenchError, match="simulated"):
-        search_capacity(asked, tmp_path / "run", pool=pool)
+        search_capacity(experiment, tmp_path / "run", pool=pool)

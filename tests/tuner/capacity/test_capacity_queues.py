@@ -98,10 +98,10 @@ def test_default_search_of_a_real_server_takes_four_minutes():
         bursts_rps = throughput_of_bursts(server, first_seed=900_000)
         assert bursts_rps == pytest.approx(queue.limit_rps, rel=0.1)
         assert server.clock_s < 30
-        found = find_capacity(server, start_rps=0.75 * bursts_rps, options=options)
-        (one,) = found.capacities
+        search = find_capacity(server, start_rps=0.75 * bursts_rps, options=options)
+        (capacity,) = search.capacities
         assert server.clock_s <= 240
-        assert one.capacity_rps == pytest.approx(true_rps, rel=0.055)
-        assert one.low_rps <= one.capacity_rps <= one.high_rps
-        covered += one.low_rps <= true_rps <= one.high_rps
+        assert capacity.capacity_rps == pytest.approx(true_rps, rel=0.055)
+        assert capacity.low_rps <= capacity.capacity_rps <= capacity.high_rps
+        covered += capacity.low_rps <= true_rps <= capacity.high_rps
     assert covered >= 3

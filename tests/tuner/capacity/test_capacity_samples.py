@@ -27,15 +27,15 @@ def sample(arrival_s, end_s, met=None, **options):
 def test_sample_leaves_start_and_end_out():
     met = np.zeros(1000, dtype=bool)
     met[100:970] = True
-    found = sample(np.arange(1000), np.arange(1000) + 0.5, met)
-    assert (found.counted, found.attainment) == (870, 1.0)
-    assert len(found.batch_met) == BATCHES
+    run_sample = sample(np.arange(1000), np.arange(1000) + 0.5, met)
+    assert (run_sample.counted, run_sample.attainment) == (870, 1.0)
+    assert len(run_sample.batch_met) == BATCHES
 
 
 def test_sample_of_a_whole_trace_counts_from_its_warmup():
     met = np.arange(1000) % 2 == 0
-    found = sample(np.arange(1000), np.arange(1000) + 0.5, met, whole=True, warmup_s=200.0)
-    assert (found.counted, found.met) == (800, 400)
+    run_sample = sample(np.arange(1000), np.arange(1000) + 0.5, met, whole=True, warmup_s=200.0)
+    assert (run_sample.counted, run_sample.met) == (800, 400)
 
 
 def test_sample_does_not_depend_on_the_order_of_requests():
@@ -52,22 +52,22 @@ def test_sample_backlog_is_what_exceeds_the_first_stays():
     # Everybody stays for ten arrivals, but from the middle on for thirty.
     arrival_s = np.arange(1000)
     assert set(sample(arrival_s, arrival_s + 9.5).backlog) == {0}
-    found = sample(arrival_s, arrival_s + np.where(arrival_s < 500, 9.5, 29.5))
-    assert found.backlog[0] == 0
-    assert found.backlog[-1] == 20
+    run_sample = sample(arrival_s, arrival_s + np.where(arrival_s < 500, 9.5, 29.5))
+    assert run_sample.backlog[0] == 0
+    assert run_sample.backlog[-1] == 20
 
 
 def test_backlog_of_a_filling_system_does_not_grow():
     """Requests stay for a sixth of a run that begins empty, and nobody waits for anybody."""
     rng = np.random.default_rng(5)
-    found = []
+    growth = []
     for _ in range(50):
         runs = []
         for _ in range(3):
             arrival_s = np.cumsum(rng.exponential(1 / 8, 500))
             runs.append(sample(arrival_s, arrival_s + rng.exponential(10.0, 500)))
-        found.append(grows(runs))
-    assert sum(found) <= 1
+        growth.append(grows(runs))
+    assert sum(growth) <= 1
 
 
 def test_backlog_growth_is_found_where_stays_grow_too():
@@ -95,10 +95,10 @@ def test_run_that_never_serves_some_requests_is_not_stationary():
     arrival_s = np.arange(1000.0)
     end_s = arrival_s + 1
     end_s[::50] = np.nan
-    found = sample(arrival_s, end_s, horizon_s=100.0)
-    assert found.starved == 4
-    assert stationary(found) is False
-    assert not grows([found])  # they may be served later: it bounds no capacity
+    run_sample = sample(arrival_s, end_s, horizon_s=100.0)
+    assert run_sample.starved == 4
+    assert stationary(run_sample) is False
+    assert not grows([run_sample])  # they may be served later: it bounds no capacity
     assert not starves(sample(arrival_s, end_s))  # without a bound they may stay
     assert not starves(sample(arrival_s, end_s, horizon_s=300.0))  # too short a run to tell
     assert not starves(sample(arrival_s, end_s, first_token_s=arrival_s, horizon_s=100.0))
@@ -110,9 +110,9 @@ def test_unfinished_requests_stay_and_missing_arrivals_are_misses():
     end_s = arrival_s + 0.5
     end_s[500] = np.nan
     met = ~np.isnan(end_s)
-    found = sample(arrival_s, end_s, met, whole=True)
-    assert found.backlog[-1] == 1
-    assert found.met == 989
+    run_sample = sample(arrival_s, end_s, met, whole=True)
+    assert run_sample.backlog[-1] == 1
+    assert run_sample.met == 989
 
 
 def test_sample_of_too_few_requests_is_refused():
@@ -162,8 +162,8 @@ def test_stationary_needs_a_run_long_against_slo_and_stays():
 
 def test_sample_leaves_out_arrivals_within_the_slo_of_either_end():
     arrival_s = np.arange(1000.0)
-    found = sample(arrival_s, arrival_s + 1, horizon_s=200.0)
-    assert (found.counted, found.window_s) == (599, 599.0)
+    run_sample = sample(arrival_s, arrival_s + 1, horizon_s=200.0)
+    assert (run_sample.counted, run_sample.window_s) == (599, 599.0)
     assert sample(arrival_s, arrival_s + 1, horizon_s=400.0).counted == 870  # too short for it
 
 

@@ -36,22 +36,22 @@ def test_find_capacity_covers_the_true_capacity_in_twenty_searches():
         for number in range(20):
             options = SearchOptions(targets=(0.9,), first_seed=1000 * number)
             start_rps = queue.limit_rps * (0.3, 0.9, 2.0)[number % 3]
-            (found,) = find_capacity(queue, start_rps=start_rps, options=options).capacities
-            assert found.precise
-            covered += found.low_rps <= truth_rps <= found.high_rps
-            close += abs(found.capacity_rps / truth_rps - 1) <= 0.05
+            (capacity,) = find_capacity(queue, start_rps=start_rps, options=options).capacities
+            assert capacity.precise
+            covered += capacity.low_rps <= truth_rps <= capacity.high_rps
+            close += abs(capacity.capacity_rps / truth_rps - 1) <= 0.05
     assert covered >= 35  # of 40: if 95 % are covered, fewer in less than one of two hundred
     assert close >= 39
 
 
 @pytest.mark.slow
 def test_find_capacity_of_two_targets():
-    found = find_capacity(QUEUE, start_rps=2.0, options=SearchOptions(targets=(0.99, 0.9)))
-    assert [one.target for one in found.capacities] == [0.9, 0.99]
-    for one in found.capacities:
-        assert one.capacity_rps == pytest.approx(QUEUE.capacity_rps(one.target), rel=0.05)
-    assert found.stopped == "every interval is within ±3.0%"
-    assert found.requests_spent == sum(level.requests for level in found.levels)
+    search = find_capacity(QUEUE, start_rps=2.0, options=SearchOptions(targets=(0.99, 0.9)))
+    assert [capacity.target for capacity in search.capacities] == [0.9, 0.99]
+    for capacity in search.capacities:
+        assert capacity.capacity_rps == pytest.approx(QUEUE.capacity_rps(capacity.target), rel=0.05)
+    assert search.stopped == "every interval is within ±3.0%"
+    assert search.requests_spent == sum(level.requests for level in search.levels)
 
 
 def test_find_capacity_gives_every_run_its_own_seed():
@@ -70,22 +70,22 @@ def test_find_capacity_repeats_exactly():
 
 def test_find_capacity_keeps_its_budget_of_requests():
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=15_000))
-    found = find_capacity(QUEUE, start_rps=2.0, options=options)
-    assert found.requests_spent <= 15_000
-    assert "of 15,000 are left" in found.stopped
-    (one,) = found.capacities
-    assert not one.precise
-    assert one.limited_by == "max_requests"
-    assert one.low_rps < QUEUE.capacity_rps(0.9) < one.high_rps
+    search = find_capacity(QUEUE, start_rps=2.0, options=options)
+    assert search.requests_spent <= 15_000
+    assert "of 15,000 are left" in search.stopped
+    (capacity,) = search.capacities
+    assert not capacity.precise
+    assert capacity.limited_by == "max_requests"
+    assert capacity.low_rps < QUEUE.capacity_rps(0.9) < capacity.high_rps
 
 
 def test_find_capacity_keeps_its_budget_of_time():
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=None, time_s=8.0))
     watched = Watched(QUEUE)
-    found = find_capacity(watched, start_rps=2.0, options=options)
-    assert found.wall_s == len(watched.runs) <= 8
-    assert "of 8 s are left" in found.stopped
-    assert found.capacities[0].limited_by == "max_time_s"
+    search = find_capacity(watched, start_rps=2.0, options=options)
+    assert search.wall_s == len(watched.runs) <= 8
+    assert "of 8 s are left" in search.stopped
+    assert search.capacities[0].limited_by == "max_time_s"
 
 
 def test_find_capacity_continues_with_another_budget():
@@ -111,9 +111,9 @@ def test_find_capacity_with_a_neighbour_spends_fewer_requests():
 def test_find_capacity_is_bounded_by_a_growing_backlog():
     # Nobody misses anything for the first thousand requests over the limit.
     queue = MdcQueue(4, 1.0, 100.0)
-    found = find_capacity(queue, start_rps=1.0, options=SearchOptions(targets=(0.9,)))
-    assert found.capacities[0].capacity_rps == pytest.approx(queue.limit_rps, rel=0.02)
-    assert any(level.growing for level in found.levels)
+    search = find_capacity(queue, start_rps=1.0, options=SearchOptions(targets=(0.9,)))
+    assert search.capacities[0].capacity_rps == pytest.approx(queue.limit_rps, rel=0.02)
+    assert any(level.growing for level in search.levels)
 
 
 def test_find_capacity_of_a_system_that_never_misses_is_none():
@@ -122,30 +122,30 @@ def test_find_capacity_of_a_system_that_never_misses_is_none():
             queue = MdcQueue(1, 1e-9 / rate_rps, 1.0)
             return queue.run(rate_rps, seed, requests)
 
-    found = find_capacity(
+    search = find_capacity(
         Instant(), start_rps=1.0, options=SearchOptions(requests=200, high_rps=1000)
     )
-    assert all(one.capacity_rps is None for one in found.capacities)
-    assert found.capacities[0].low_rps == 1000
-    assert "no rate up to 1000 req/s falls below 0.9" in found.stopped
+    assert all(capacity.capacity_rps is None for capacity in search.capacities)
+    assert search.capacities[0].low_rps == 1000
+    assert "no rate up to 1000 req/s falls below 0.9" in search.stopped
 
 
 def test_find_capacity_of_a_system_that_always_misses_is_zero():
     options = SearchOptions(targets=(0.999,), requests=200, low_rps=0.5)
-    found = find_capacity(MdcQueue(1, 1.0, 0.0), start_rps=2.0, options=options)
-    (one,) = found.capacities
-    assert (one.capacity_rps, one.low_rps, one.high_rps) == (0.0, 0.0, 0.5)
-    assert "even 0.5 req/s falls below 0.999" in found.stopped
+    search = find_capacity(MdcQueue(1, 1.0, 0.0), start_rps=2.0, options=options)
+    (capacity,) = search.capacities
+    assert (capacity.capacity_rps, capacity.low_rps, capacity.high_rps) == (0.0, 0.0, 0.5)
+    assert "even 0.5 req/s falls below 0.999" in search.stopped
 
 
 def test_find_capacity_ignores_invalid_levels_and_stays_below_them():
     watched = Watched(QUEUE, late_from_rps=1.5)  # the capacity at 0.9 is 2.2
-    found = find_capacity(watched, start_rps=1.0, options=SearchOptions(budget=Budget(100_000)))
-    at_90, at_99 = found.capacities
+    search = find_capacity(watched, start_rps=1.0, options=SearchOptions(budget=Budget(100_000)))
+    at_90, at_99 = search.capacities
     assert at_90.capacity_rps is None
     assert 1.2 < at_90.low_rps < 1.5
     assert at_99.capacity_rps == pytest.approx(QUEUE.capacity_rps(0.99), rel=0.06)
-    late = [level for level in found.levels if level.rate_rps >= 1.5]
+    late = [level for level in search.levels if level.rate_rps >= 1.5]
     assert late
     assert all(level.counted == 0 for level in late)
 
@@ -183,48 +183,52 @@ def test_find_capacity_with_runs_shorter_than_the_slo_is_undecided():
     # At 5 req/s the queue grows, but 2,000 requests have arrived before the first can miss.
     queue = MdcQueue(4, 1.0, 350.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000))
-    found = find_capacity(queue, start_rps=4.05, options=options)
-    (one,) = found.capacities
-    assert found.levels[0].attainment == 1.0
-    assert (one.capacity_rps, one.low_rps, one.outcome) == (None, 0.0, SearchOutcome.UNDECIDED)
-    assert "of 2,000 are left" in found.stopped
+    search = find_capacity(queue, start_rps=4.05, options=options)
+    (capacity,) = search.capacities
+    assert search.levels[0].attainment == 1.0
+    assert (capacity.capacity_rps, capacity.low_rps, capacity.outcome) == (
+        None,
+        0.0,
+        SearchOutcome.UNDECIDED,
+    )
+    assert "of 2,000 are left" in search.stopped
 
 
 @pytest.mark.slow
 def test_find_capacity_with_more_budget_decides():
     queue = MdcQueue(4, 1.0, 350.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000, horizons=300.0))
-    (one,) = find_capacity(queue, start_rps=5.0, options=options).capacities
-    assert one.outcome is SearchOutcome.FOUND
-    assert one.low_rps <= queue.capacity_rps(0.9) <= one.high_rps
+    (capacity,) = find_capacity(queue, start_rps=5.0, options=options).capacities
+    assert capacity.outcome is SearchOutcome.FOUND
+    assert capacity.low_rps <= queue.capacity_rps(0.9) <= capacity.high_rps
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_find_capacity_low_end_was_run_and_passed(number):
     options = SearchOptions(targets=(0.9, 0.99), first_seed=1000 * number)
-    found = find_capacity(QUEUE, start_rps=0.7 * (number + 1), options=options)
-    levels = {level.rate_rps: level for level in found.levels}
-    for one in found.capacities:
-        assert one.low_rps == 0 or levels[one.low_rps].passes(one.target)
-        assert one.high_rps <= max(levels)
+    search = find_capacity(QUEUE, start_rps=0.7 * (number + 1), options=options)
+    levels = {level.rate_rps: level for level in search.levels}
+    for capacity in search.capacities:
+        assert capacity.low_rps == 0 or levels[capacity.low_rps].passes(capacity.target)
+        assert capacity.high_rps <= max(levels)
 
 
 def test_find_capacity_without_both_sides_is_undecided():
     options = SearchOptions(targets=(0.9,), requests=200, budget=Budget(requests=450))
-    (one,) = find_capacity(QUEUE, start_rps=0.5, options=options).capacities
-    assert one.outcome is SearchOutcome.UNDECIDED
-    assert one.capacity_rps is None
-    assert one.low_rps == 1.0
-    assert one.high_rps == math.inf
+    (capacity,) = find_capacity(QUEUE, start_rps=0.5, options=options).capacities
+    assert capacity.outcome is SearchOutcome.UNDECIDED
+    assert capacity.capacity_rps is None
+    assert capacity.low_rps == 1.0
+    assert capacity.high_rps == math.inf
 
 
 def test_coarse_tolerance_decides_by_shorter_runs():
     runs = [MdcQueue(4, 1.0, 1.0).run(2.5, seed, 200) for seed in range(8)]
 
     def undecided(tolerance):
-        most = SearchOptions(tolerance=tolerance).most_growth
-        return sum(CapacityLevel(2.5, (run,), most).passes(0.9) is None for run in runs)
+        growth_limit = SearchOptions(tolerance=tolerance).most_growth
+        return sum(CapacityLevel(2.5, (run,), growth_limit).passes(0.9) is None for run in runs)
 
     assert undecided(0.03) == undecided(0.05) > 0
     assert undecided(0.2) == 0

@@ -35,25 +35,25 @@ def search(runner, start_rps=1.0, **options):
 
 def test_trace_capacity_interval_is_between_passing_and_failing_rates():
     runner = Falling(100.0)
-    found = search(runner)
-    for one, truth_rps in zip(found.capacities, (10.0, 1.0), strict=True):
-        assert one.precise
-        assert one.low_rps <= truth_rps * 1.01
-        assert one.high_rps >= truth_rps
-        assert one.capacity_rps == pytest.approx(truth_rps, rel=0.04)
+    outcome = search(runner)
+    for capacity, truth_rps in zip(outcome.capacities, (10.0, 1.0), strict=True):
+        assert capacity.precise
+        assert capacity.low_rps <= truth_rps * 1.01
+        assert capacity.high_rps >= truth_rps
+        assert capacity.capacity_rps == pytest.approx(truth_rps, rel=0.04)
     assert len(set(runner.rates)) == len(runner.rates)
-    assert found.requests_spent == 500 * len(runner.rates)
+    assert outcome.requests_spent == 500 * len(runner.rates)
 
 
 def test_trace_search_keeps_its_budget():
-    found = search(Falling(100.0), targets=(0.9,), budget=Budget(requests=1800))
-    assert found.requests_spent == 1500
-    assert "300 of 1,800 are left" in found.stopped
-    assert found.capacities[0].limited_by == "max_requests"
+    outcome = search(Falling(100.0), targets=(0.9,), budget=Budget(requests=1800))
+    assert outcome.requests_spent == 1500
+    assert "300 of 1,800 are left" in outcome.stopped
+    assert outcome.capacities[0].limited_by == "max_requests"
 
 
 def test_trace_that_never_fails_has_no_capacity():
-    found = search(Falling(math.inf), targets=(0.9,), high_rps=50.0)
-    assert found.capacities[0].capacity_rps is None
-    assert found.capacities[0].low_rps == 50.0
-    assert "do not bracket 0.9" in found.stopped
+    outcome = search(Falling(math.inf), targets=(0.9,), high_rps=50.0)
+    assert outcome.capacities[0].capacity_rps is None
+    assert outcome.capacities[0].low_rps == 50.0
+    assert "do not bracket 0.9" in outcome.stopped

@@ -33,11 +33,11 @@ KINDS = {
 def test_accelerate_map_covers_every_module(family):
     name, kind, sizes = KINDS[family]
     config = getattr(transformers, kind)(**{**TINY, **sizes})
-    made = transformers.AutoModelForCausalLM.from_config(config)
+    network = transformers.AutoModelForCausalLM.from_config(config)
     spec = dataclasses.replace(model(name), layers=3)
     assert spec.family == family
-    found = accelerate_map(spec, (LayerRange(1, 2), LayerRange(0, 1)))
-    modeling.check_device_map(made, found)
-    known = dict(made.named_modules())
-    missing = [module for module in found if module not in known]
+    device_map = accelerate_map(spec, (LayerRange(1, 2), LayerRange(0, 1)))
+    modeling.check_device_map(network, device_map)
+    modules = dict(network.named_modules())
+    missing = [module for module in device_map if module not in modules]
     assert not missing

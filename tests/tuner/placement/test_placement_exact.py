@@ -61,10 +61,10 @@ def random_problem(rng, devices, layers, kinds=3):
         room = int(rng.integers(0, layers + 1))
         lost = int(rng.integers(0, 3))
         figures.append((float(rng.choice([1.0, 1.5, rng.uniform(0.5, 4)])), room, lost))
-    made = []
+    candidates = []
     for i in range(devices):
         layer_s, room, lost = figures[rng.integers(kinds)]
-        made.append(
+        candidates.append(
             Candidate(
                 f"d{i}",
                 layer_s,
@@ -82,7 +82,7 @@ def random_problem(rng, devices, layers, kinds=3):
     if rng.random() < 0.4:  # nothing alike
         hop_s = rng.uniform(0, 3, (devices, devices))
     np.fill_diagonal(hop_s, 0.0)
-    return Problem(layers, tuple(made), tuple(map(tuple, hop_s.tolist())))
+    return Problem(layers, tuple(candidates), tuple(map(tuple, hop_s.tolist())))
 
 
 @pytest.mark.slow
@@ -154,9 +154,9 @@ def test_exact_of_64_different_devices_has_a_map_and_a_bound():
     )
     hop_s = tuple(map(tuple, rng.uniform(0.05, 0.3, (64, 64)).tolist()))
     problem = Problem(128, devices, hop_s)
-    found = optimum(problem, weights_of("balanced"), enough=0.01)
-    assert problem.fits(found.placed)
-    assert 0 <= found.gap <= 0.01
+    solution = optimum(problem, weights_of("balanced"), enough=0.01)
+    assert problem.fits(solution.placed)
+    assert 0 <= solution.gap <= 0.01
 
 
 def test_exact_maps_16_equal_hosts_of_4():
@@ -165,10 +165,11 @@ def test_exact_maps_16_equal_hosts_of_4():
     np.fill_diagonal(hop_s, 0.0)
     devices = tuple(Candidate(f"d{i}", 1.0, 7, 6, 6, 5, 6) for i in range(64))
     problem = Problem(80, devices, tuple(map(tuple, hop_s.tolist())))
-    found = optimum(problem, weights_of("balanced"))
-    assert found.gap == 0
-    assert len(found.placed) == 12  # 12 × 7 − 2 layers
-    assert problem.latency_s(found.placed) == pytest.approx(80 + 9 * 0.1 + 2 * 0.5)  # three hosts
+    solution = optimum(problem, weights_of("balanced"))
+    assert solution.gap == 0
+    assert len(solution.placed) == 12  # 12 × 7 − 2 layers
+    latency_s = 80 + 9 * 0.1 + 2 * 0.5  # three hosts
+    assert problem.latency_s(solution.placed) == pytest.approx(latency_s)
 
 
 def test_exact_bound_of_a_cut_search_is_below_the_optimum():
@@ -179,9 +180,9 @@ def test_exact_bound_of_a_cut_search_is_below_the_optimum():
         least = brute_force(problem, weights)
         if least == INF:
             continue
-        found = optimum(problem, weights, limit_s=1e-9)
-        cost = problem.cost(found.placed, weights)
-        assert cost / (1 + found.gap) <= least * (1 + 1e-6)
+        solution = optimum(problem, weights, limit_s=1e-9)
+        cost = problem.cost(solution.placed, weights)
+        assert cost / (1 + solution.gap) <= least * (1 + 1e-6)
         checked += 1
     assert checked > 5
 
@@ -247,9 +248,9 @@ def test_optuna_finds_no_better_map_than_exact():
             least = problem.cost(exact(problem, weights), weights)
         except SloBenchError:
             continue
-        found = search(problem, weights, trials=100)
-        assert problem.fits(found)
-        costs.append(problem.cost(found, weights) / least)
+        placed = search(problem, weights, trials=100)
+        assert problem.fits(placed)
+        costs.append(problem.cost(placed, weights) / least)
         started = search(problem, weights, trials=3, start=optimum(problem, weights))
         assert problem.cost(started, weights) == pytest.approx(least)
     assert min(costs) >= 1 - 1e-12

@@ -98,7 +98,7 @@ def test_link_of_each_kind():
 
 
 def test_parse_gpus_by_name_memory_and_power_cap():
-    found = parse_gpus(
+    gpus = parse_gpus(
         "0, NVIDIA H200, 143771, 700.00, 700.00\n"
         "1, NVIDIA A100-SXM4-40GB, 40960, 400.00, 400.00\n"
         "2, NVIDIA A100 80GB PCIe, 81920, [N/A], [N/A]\n"
@@ -106,7 +106,7 @@ def test_parse_gpus_by_name_memory_and_power_cap():
         "4, Tesla V100-SXM2-32GB, 32768, 300.00, 300.00\n"
     )
     names = ["h200-141g", "a100-40g", "a100-80g-pcie", "rtx-3090@250w", "v100-32g"]
-    assert [spec.name for spec in found] == names
+    assert [spec.name for spec in gpus] == names
 
 
 def test_parse_gpus_refuses_unknown_gpus():
@@ -122,10 +122,10 @@ def test_topology_of_this_machine(monkeypatch):
         return subprocess.CompletedProcess(command, 0, NVSWITCH if "topo" in command else query, "")
 
     monkeypatch.setattr(topology.subprocess, "run", run)
-    found = this_machine()
-    assert [device.gpu.name for device in found.devices] == ["a100-80g"] * 3
-    assert found.links[0][0] is None
-    assert found.links[0][1].name == "nv18"
+    machine = this_machine()
+    assert [device.gpu.name for device in machine.devices] == ["a100-80g"] * 3
+    assert machine.links[0][0] is None
+    assert machine.links[0][1].name == "nv18"
 
 
 def test_topology_of_a_machine_without_gpus_is_refused(monkeypatch):
@@ -163,22 +163,24 @@ link = {bandwidth_gb_per_s = 5, latency_us = 9}
 
 
 def test_read_topology_of_a_file(tmp_path):
-    found = read_topology(written(tmp_path, MIXED))
-    assert [device.name for device in found.devices] == ["a-0", "a-1", "GPU1"]
-    assert found.devices[2].gpu.memory_bytes == 20 * 2**30
-    assert found.devices[2].layer_extra_s == 0.0005
-    assert found.links[0][1].name == found.links[1][0].name == "nvlink3"
-    assert found.links[0][2].bandwidth_bytes_per_s == found.links[2][0].bandwidth_bytes_per_s == 5e9
-    assert found.links[1][2].name == "ethernet-25g"
-    assert found.links[0][0] is None
+    parsed = read_topology(written(tmp_path, MIXED))
+    assert [device.name for device in parsed.devices] == ["a-0", "a-1", "GPU1"]
+    assert parsed.devices[2].gpu.memory_bytes == 20 * 2**30
+    assert parsed.devices[2].layer_extra_s == 0.0005
+    assert parsed.links[0][1].name == parsed.links[1][0].name == "nvlink3"
+    assert (
+        parsed.links[0][2].bandwidth_bytes_per_s == parsed.links[2][0].bandwidth_bytes_per_s == 5e9
+    )
+    assert parsed.links[1][2].name == "ethernet-25g"
+    assert parsed.links[0][0] is None
 
 
 def test_read_topology_of_the_docs_example(tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "placement.md").read_text(encoding="utf-8")
     example = page.split("```toml")[1].split("```")[0]
-    found = read_topology(written(tmp_path, example))
-    assert [device.name for device in found.devices] == ["GPU0", "A-0", "A-1"]
-    kinds = [[link and link.name for link in row] for row in found.links]
+    parsed = read_topology(written(tmp_path, example))
+    assert [device.name for device in parsed.devices] == ["GPU0", "A-0", "A-1"]
+    kinds = [[link and link.name for link in row] for row in parsed.links]
     assert kinds == [
         [None, "node", "ethernet-25g"],
         ["node", None, "nvlink3"],
@@ -187,9 +189,9 @@ def test_read_topology_of_the_docs_example(tmp_path):
 
 
 def test_topology_of_the_papers_test_bed():
-    found = named_topology("uellm")
-    assert [device.gpu.power_w for device in found.devices] == [350, 300, 250, 150]
-    kinds = [[None if one is None else one.name for one in row] for row in found.links]
+    test_bed = named_topology("uellm")
+    assert [device.gpu.power_w for device in test_bed.devices] == [350, 300, 250, 150]
+    kinds = [[None if hop is None else hop.name for hop in row] for row in test_bed.links]
     assert kinds[0] == [None, "pix", "node", "node"]
     assert kinds[3] == ["node", "node", "pix", None]
 
@@ -282,22 +284,22 @@ def test_modes_differ_where_speed_costs_devices():
 
 def test_accelerate_map_by_hand():
     placed = (LayerRange(2, 20), LayerRange(0, 8))
-    found = accelerate_map(model("chatglm2-6b"), placed)
-    assert len(found) == 28 + 4
-    assert found["transformer.embedding"] == found["transformer.encoder.layers.19"] == 2
-    assert found["transformer.encoder.layers.20"] == found["transformer.output_layer"] == 0
+    devices = accelerate_map(model("chatglm2-6b"), placed)
+    assert len(devices) == 28 + 4
+    assert devices["transformer.embedding"] == devices["transformer.encoder.layers.19"] == 2
+    assert devices["transformer.encoder.layers.20"] == devices["transformer.output_layer"] == 0
     tied = accelerate_map(model("qwen2.5-0.5b"), (LayerRange(0, 20), LayerRange(1, 4)))
     assert (tied["lm_head"], tied["model.norm"]) == (0, 1)
 
 
 def test_server_settings_of_a_map():
-    found = server_settings((LayerRange(2, 20), LayerRange(0, 8)))
-    assert found["vllm"]["environment"] == {
+    settings = server_settings((LayerRange(2, 20), LayerRange(0, 8)))
+    assert settings["vllm"]["environment"] == {
         "CUDA_VISIBLE_DEVICES": "2,0",
         "VLLM_PP_LAYER_PARTITION": "20,8",
     }
-    assert found["vllm"]["arguments"] == ["--pipeline-parallel-size", "2"]
-    assert found["sglang"]["environment"]["SGLANG_PP_LAYER_PARTITION"] == "20,8"
+    assert settings["vllm"]["arguments"] == ["--pipeline-parallel-size", "2"]
+    assert settings["sglang"]["environment"]["SGLANG_PP_LAYER_PARTITION"] == "20,8"
     assert (
         "VLLM_PP_LAYER_PARTITION"
         not in server_settings((LayerRange(1, 28),))["vllm"]["environment"]
@@ -336,27 +338,27 @@ def pretend(factor, gpu_power=-0.1):
 
 def test_morphling_taught_by_like_models_needs_one_test():
     taught = [[pretend(factor)(setup) for setup in SETUPS] for factor in (3.0, 5.0, 8.0)]
-    found = adapt(SETUPS, pretend(20.0), taught, tests=5)
-    assert [test.setup for test in found] == [Setup(1, 10)]
+    trials = adapt(SETUPS, pretend(20.0), taught, tests=5)
+    assert [test.setup for test in trials] == [Setup(1, 10)]
 
 
 def test_morphling_of_an_unlike_model_takes_more_tests():
     # The teachers got slower by GPUs, some more and some less; this one gets faster.
     powers = (-0.4, -0.1, 0.1)
     taught = [[pretend(5.0, power)(setup) for setup in SETUPS] for power in powers]
-    found = adapt(SETUPS, pretend(5.0, 0.6), taught, tests=9)
-    assert found[0].setup == Setup(1, 10)
-    assert max(found, key=lambda test: test.tokens_per_s).setup.batch == 10
+    trials = adapt(SETUPS, pretend(5.0, 0.6), taught, tests=9)
+    assert trials[0].setup == Setup(1, 10)
+    assert max(trials, key=lambda test: test.tokens_per_s).setup.batch == 10
 
 
 def test_morphling_charges_its_tests():
     spec, topology = model("chatglm2-6b"), named_topology("uellm")
     bench = Bench(topology, requests=20, host_s=0.03)
-    found = morphling(spec, bench, tests=2, batches=(1, 4))
-    assert found.best == Setup(1, 4)
-    assert found.placed == (LayerRange(0, 28),)
-    assert found.took_s == pytest.approx(sum(test.took_s for test in found.tests))
-    assert found.took_s > 15
+    solution = morphling(spec, bench, tests=2, batches=(1, 4))
+    assert solution.best == Setup(1, 4)
+    assert solution.placed == (LayerRange(0, 28),)
+    assert solution.took_s == pytest.approx(sum(test.took_s for test in solution.tests))
+    assert solution.took_s > 15
     with pytest.raises(SloBenchError, match="at least 1 test"):
         morphling(spec, bench, tests=0)
     with pytest.raises(SloBenchError, match="fits on none"):
@@ -371,17 +373,17 @@ def test_shipped_maps_equal_those_found_now(name):
     spec = model("chatglm2-6b")
     topology = named_topology("uellm-table-2-1" if "table" in name else "uellm")
     problem = problem_of(spec, topology, host_s=0.03)
-    found = answer(problem, weights_of("balanced"), SHIPPED[name])
+    solution = answer(problem, weights_of("balanced"), SHIPPED[name])
     shipped = read_device_map(f"uellm-{name}")
-    again = document(spec, topology, found.placed, lanes=1)
+    again = document(spec, topology, solution.placed, lanes=1)
     assert shipped.plain() == {key: again[key] for key in shipped.plain()}
 
 
 def test_shipped_morphling_map_has_the_time_of_its_tests():
-    found = morphling(model("chatglm2-6b"), Bench(named_topology("uellm"), host_s=0.03))
+    solution = morphling(model("chatglm2-6b"), Bench(named_topology("uellm"), host_s=0.03))
     shipped = read_device_map("uellm-morphling")
-    assert shipped.layers == tuple(held.layers for held in found.placed)
-    assert shipped.ready_s == pytest.approx(found.took_s, abs=1e-3)
+    assert shipped.layers == tuple(held.layers for held in solution.placed)
+    assert shipped.ready_s == pytest.approx(solution.took_s, abs=1e-3)
 
 
 def test_table_2_1_throughputs_within_a_tenth():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slo_bench.tuner.planning.headroom import Change, _next
 
 
-def change(what, low, **more):
-    return Change(what, what, low + 0.1, low, low + 0.2, **more)
+def change(name, low, **more):
+    return Change(name, name, low + 0.1, low, low + 0.2, **more)
 
 
 MORE = change("an instance", 1.8, instances=1)

@@ -23,7 +23,7 @@ def study(tmp_path):
     return optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
 
 
-def asked(study, name):
+def begun_trial(study, name):
     trial = study.ask()
     note(trial, OWNER, name)
     return trial
@@ -31,7 +31,7 @@ def asked(study, name):
 
 def test_lease_goes_to_the_first_trial_of_a_configuration(study):
     with alive(study, name := new_name()):
-        first, second, third = (asked(study, name) for _ in range(3))
+        first, second, third = (begun_trial(study, name) for _ in range(3))
         assert claim(study, first, "a") is None
         assert claim(study, second, "a").number == first.number
         assert claim(study, third, "b") is None
@@ -40,7 +40,7 @@ def test_lease_goes_to_the_first_trial_of_a_configuration(study):
 
 def test_lease_of_a_begun_trial_is_kept_from_a_lower_number(study):
     with alive(study, name := new_name()):
-        first, second = asked(study, name), asked(study, name)
+        first, second = begun_trial(study, name), begun_trial(study, name)
         study._storage.set_trial_state_values(first._trial_id, optuna.trial.TrialState.WAITING)
         assert claim(study, second, "a") is None  # nobody waits for one that is not in hand
         again = study.ask()
@@ -51,14 +51,14 @@ def test_lease_of_a_begun_trial_is_kept_from_a_lower_number(study):
 def test_lease_of_concurrent_trials_goes_to_exactly_one(study):
     name, has = new_name(), {}
     with alive(study, name):
-        trials = [asked(study, name) for _ in range(6)]
+        trials = [begun_trial(study, name) for _ in range(6)]
 
-        def one(trial):
+        def claim_key(trial):
             has[trial.number] = claim(study, trial, f"key {trial.number % 2}")
             if has[trial.number] is not None:
                 trial.set_user_attr(SAME_AS, has[trial.number].number)
 
-        threads = [threading.Thread(target=one, args=(trial,)) for trial in reversed(trials)]
+        threads = [threading.Thread(target=claim_key, args=(trial,)) for trial in reversed(trials)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -27,10 +27,10 @@ def test_tune_json_prints_only_the_outcome(slo_bench, tmp_path):
         "tune", "sarathi", *SMALL, "--no-confirm", "--no-report", "--json", "--out", "o"
     )
     assert code == 0
-    found = json.loads(out)
-    assert found["system"] == "sarathi"
-    assert len(found["trials"]) == 3
-    assert found == json.loads((tmp_path / "o" / "tune.json").read_text())
+    printed = json.loads(out)
+    assert printed["system"] == "sarathi"
+    assert len(printed["trials"]) == 3
+    assert printed == json.loads((tmp_path / "o" / "tune.json").read_text())
 
 
 @pytest.mark.slow

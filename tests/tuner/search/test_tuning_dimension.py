@@ -11,7 +11,7 @@ from slo_bench.workloads.errors import SloBenchError
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "dimension"),
     [
         ("0..10", Dimension("x", 0, 10)),
         ("1..2000", Dimension("x", 1, 2000, log=True)),  # three orders of magnitude
@@ -23,8 +23,8 @@ from slo_bench.workloads.errors import SloBenchError
         ("true,false", Dimension("x", choices=(True, False))),
     ],
 )
-def test_parse_dimension_reads_ranges_and_lists(text, wanted):
-    assert parse("x", text) == wanted
+def test_parse_dimension_reads_ranges_and_lists(text, dimension):
+    assert parse("x", text) == dimension
 
 
 @pytest.mark.parametrize(

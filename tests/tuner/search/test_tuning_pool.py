@@ -19,18 +19,18 @@ GRID = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
 
 
 def quick(**changes):
-    given = {"search": GRID, "trials": 6, "tolerance": 0.3, "confirm": False, "sampler": "grid"}
-    return TuneSettings(**{**given, **changes})
+    defaults = {"search": GRID, "trials": 6, "tolerance": 0.3, "confirm": False, "sampler": "grid"}
+    return TuneSettings(**{**defaults, **changes})
 
 
 def lines(folder):
     """All runs, without the time they took and the checksum that hangs on it."""
-    found = []
+    runs = []
     for path in sorted(folder.rglob("*.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()):
             del line["sample"]["wall_s"], line["crc32"]
-            found.append((path.relative_to(folder).as_posix(), line))
-    return found
+            runs.append((path.relative_to(folder).as_posix(), line))
+    return runs
 
 
 def rows(outcome):
@@ -58,21 +58,21 @@ def test_tune_in_a_pool_with_one_job_equals_one_process(tmp_path, pool_of):
 
 @pytest.mark.slow
 def test_tune_in_a_pool_divides_the_trials(tmp_path, pool_of):
-    told = []
+    reports = []
     with pool_of(3) as pool:
-        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=told.append)
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=reports.append)
     configurations = {tuple(sorted(row.configuration.items())) for row in outcome.found.trials}
     assert len(outcome.found.trials) == len(configurations) == 6
     assert outcome.found.running == 0
-    assert sorted(one.trials for one in told)[-1] == 6
+    assert sorted(report.trials for report in reports)[-1] == 6
     (best,) = outcome.found.best
     assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
     assert no_run_twice(tmp_path / "o")
-    made = {tuple(run[-3:]) for run in pool.begun}
+    begun_runs = {tuple(run[-3:]) for run in pool.begun}
     runs = lines(tmp_path / "o" / "runs")  # not the one almost without load
     kept = {(line["rate_rps"], line["seed"], line["requests"]) for _, line in runs}
     assert kept
-    assert kept <= made
+    assert kept <= begun_runs
 
 
 @pytest.mark.slow
@@ -109,11 +109,11 @@ def test_lost_pool_fails_no_trial(tmp_path, pool_of):
     with pool_of(2) as pool:
         begin, calls = pool.begin, 0
 
-        def lose(work, *given):
+        def lose(work, *arguments):
             nonlocal calls
             calls += 1
             if calls != 12:
-                return begin(work, *given)
+                return begin(work, *arguments)
             lost = Future()
             lost.set_exception(NotDoneError("work was lost 6 times"))
             return lost

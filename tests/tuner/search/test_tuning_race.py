@@ -42,18 +42,18 @@ def pace():
     runner = Formula(4.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(200_000), requests=2000)
     search = find_capacity(runner, start_rps=2.0, options=options)
-    found = pace_of(runner, search, trial=3, gpus=1, first_seed=77)
-    assert found is not None
-    assert found.rate_rps == pytest.approx(4.0, rel=0.05)
-    return found
+    measured_pace = pace_of(runner, search, trial=3, gpus=1, first_seed=77)
+    assert measured_pace is not None
+    assert measured_pace.rate_rps == pytest.approx(4.0, rel=0.05)
+    return measured_pace
 
 
 def test_race_drops_a_worse_configuration_after_the_shortest_run(pace):
     runner = Formula(3.0)
-    found = race(runner, pace, first_seed=77)
-    assert found.lost
+    outcome = race(runner, pace, first_seed=77)
+    assert outcome.lost
     assert runner.spent == pace.requests[0] == pytest.approx(pace.requests[-1] * LADDER[0], abs=1)
-    assert found.estimate_rps == pytest.approx(3.0, rel=0.15)
+    assert outcome.estimate_rps == pytest.approx(3.0, rel=0.15)
 
 
 class Overloaded:
@@ -79,23 +79,23 @@ class Overloaded:
 
 def test_race_estimates_a_loser_at_most_at_its_throughput(pace):
     steep = dataclasses.replace(pace, slope=500.0)  # its line alone would say 3.9 req/s
-    found = race(Overloaded(2.0), steep, first_seed=77)
-    assert found.lost
-    assert found.estimate_rps == pytest.approx(2.0, rel=0.05)
+    outcome = race(Overloaded(2.0), steep, first_seed=77)
+    assert outcome.lost
+    assert outcome.estimate_rps == pytest.approx(2.0, rel=0.05)
 
 
 def test_race_keeps_a_better_configuration(pace):
-    found = race(Formula(4.4), pace, first_seed=77)
-    assert not found.lost
-    assert found.estimate_rps == pytest.approx(4.4, rel=0.1)
+    outcome = race(Formula(4.4), pace, first_seed=77)
+    assert not outcome.lost
+    assert outcome.estimate_rps == pytest.approx(4.4, rel=0.1)
 
 
 def test_race_drops_an_equal_configuration_early(pace):
     runner = Formula(4.0)
-    found = race(runner, pace, first_seed=77)
-    assert found.lost
+    outcome = race(runner, pace, first_seed=77)
+    assert outcome.lost
     assert runner.spent == sum(pace.requests[:2])
-    assert found.estimate_rps == pytest.approx(pace.rate_rps)
+    assert outcome.estimate_rps == pytest.approx(pace.rate_rps)
 
 
 def test_race_of_invalid_runs_decides_nothing(pace):

@@ -27,12 +27,12 @@ class FakeServers:
     log: list = field(default_factory=list)
     running: int = 0
 
-    def backend_of(self, asked):
-        return FakeBackend(self, asked.backend)
+    def backend_of(self, setup):
+        return FakeBackend(self, setup.backend)
 
     @property
     def starts(self):
-        return [what for what in self.log if what != "stop"]
+        return [entry for entry in self.log if entry != "stop"]
 
 
 @dataclass(frozen=True)
@@ -108,20 +108,20 @@ def settings(values, **changes):
 
 
 def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
-    found = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").found
-    states = {row.configuration["max_num_seqs"]: row for row in found.trials}
+    tuned = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").found
+    states = {row.configuration["max_num_seqs"]: row for row in tuned.trials}
     assert states[7].state == states[6].state == "failed"
     assert "OOM" in states[7].reason
     assert "exit code -9" in states[6].reason
-    (best,) = found.best
+    (best,) = tuned.best
     assert best.configuration == {"max_num_seqs": 64}
     assert servers.running == 0
     assert servers.log.count("stop") == 3  # the one that never started has nothing to stop
 
 
 def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
-    found = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").found
-    assert {row.state for row in found.trials} == {"infeasible", "finished"}
+    tuned = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").found
+    assert {row.state for row in tuned.trials} == {"infeasible", "finished"}
     assert servers.starts == [64]
 
 
@@ -132,11 +132,11 @@ def test_tune_without_a_working_configuration_names_the_reason(servers, tmp_path
 
 def test_server_is_restarted_only_for_another_configuration(servers, tmp_path):
     with Servers(tmp_path) as running:
-        one = cell_of(EXPERIMENT, "one")
+        cell = cell_of(EXPERIMENT, "one")
         parameters = {"vllm": {"max_num_seqs": 8}}
         other = Experiment(systems="vllm", backend="vllm", parameters=parameters)
-        first = running.of(EXPERIMENT, one)
-        assert running.of(EXPERIMENT, one) is first
+        first = running.of(EXPERIMENT, cell)
+        assert running.of(EXPERIMENT, cell) is first
         elsewhere = Experiment(systems="vllm", backend="vllm", slo="e2e=5", workload="azure-conv")
         assert running.of(elsewhere, cell_of(elsewhere, "two")) is first
         assert running.of(other, cell_of(other, "three")) is not first
@@ -154,22 +154,22 @@ def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):
     assert servers.running == 0
     monkeypatch.undo()
     monkeypatch.setattr(experiment, "backend_of", servers.backend_of)
-    found = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).found
-    assert [(row.number, row.state) for row in found.trials] == [(0, "finished")]
+    tuned = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).found
+    assert [(row.number, row.state) for row in tuned.trials] == [(0, "finished")]
 
 
 @pytest.mark.slow
 def test_tune_searches_capacity_on_servers(servers, tmp_path):
-    asked = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
-    found = tune(EXPERIMENT, asked, tmp_path / "o").found
-    assert found.best[0].configuration == {"max_num_seqs": 64}
-    assert found.best[0].values[0] > 0
+    tune_settings = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
+    tuned = tune(EXPERIMENT, tune_settings, tmp_path / "o").found
+    assert tuned.best[0].configuration == {"max_num_seqs": 64}
+    assert tuned.best[0].values[0] > 0
 
 
 def test_tune_measures_the_simulated_winner_on_a_server(servers, tmp_path):
     simulated = Experiment(systems="vllm", requests=200, seeds=2)
-    asked = settings("1,64", confirm=True, confirm_backend="vllm")
-    outcome = tune(simulated, asked, tmp_path / "o")
+    tune_settings = settings("1,64", confirm=True, confirm_backend="vllm")
+    outcome = tune(simulated, tune_settings, tmp_path / "o")
     assert [(row.backend, row.configuration) for row in outcome.confirmed] == [
         ("simulated", "default"),
         ("simulated", f"trial {outcome.found.best[0].number}"),

@@ -15,25 +15,25 @@ MODELS = "fleet(llama-3.1-8b*2)"
 
 @pytest.mark.parametrize("name", sorted(SYSTEMS))
 def test_space_of_every_system_holds_its_default(name):
-    if all(one.environment for one in SYSTEMS[name].bounds().values()):
+    if all(bound.environment for bound in SYSTEMS[name].bounds().values()):
         return
     space = space_of(Experiment(systems=name), {}, None)
     assert space.default is not None
-    assert {one.name for one in space.dimensions} <= set(SYSTEMS[name].bounds())
+    assert {dimension.name for dimension in space.dimensions} <= set(SYSTEMS[name].bounds())
 
 
 def test_space_matches_whole_values_with_a_real_default():
-    asked = {"threshold": "0.25,0.5,1,2,4", "tickets": "true,false"}
-    space = space_of(Experiment(systems="ascendra"), asked, None)
+    search = {"threshold": "0.25,0.5,1,2,4", "tickets": "true,false"}
+    space = space_of(Experiment(systems="ascendra"), search, None)
     assert space.default == {"threshold": 1.0, "tickets": True}
     assert key_of(space.default) == key_of({"threshold": 1, "tickets": True})  # tried once
     assert not Dimension("x", choices=(0, 1)).holds(True)
 
 
 def test_space_holds_only_the_named_dimensions():
-    asked = {"sarathi.chunk_tokens": "256..1024", "tp": "1,2", "max_num_seqs": ""}
-    space = space_of(Experiment(systems="sarathi"), asked, None)
-    assert {one.name: str(one) for one in space.dimensions} == {
+    search = {"sarathi.chunk_tokens": "256..1024", "tp": "1,2", "max_num_seqs": ""}
+    space = space_of(Experiment(systems="sarathi"), search, None)
+    assert {dimension.name: str(dimension) for dimension in space.dimensions} == {
         "chunk_tokens": "256..1024",
         "tp": "1:2:1",
         "max_num_seqs": "1..8192:log",
@@ -67,14 +67,14 @@ def test_impossible_spaces_are_refused(search, problem):
 
 def test_space_has_machine_parameters_only_if_named():
     whole = space_of(Experiment(systems="distserve"), {}, None)
-    assert "network_gb_per_s" not in {one.name for one in whole.dimensions}
+    assert "network_gb_per_s" not in {dimension.name for dimension in whole.dimensions}
     named = space_of(Experiment(systems="distserve"), {"network_gb_per_s": "10..100"}, None)
-    assert [one.name for one in named.dimensions] == ["network_gb_per_s"]
+    assert [dimension.name for dimension in named.dimensions] == ["network_gb_per_s"]
 
 
 def test_space_leaves_set_parameters_out():
     fixed = Experiment(systems="sarathi", parameters={"sarathi": {"chunk_tokens": 512}})
-    names = {one.name for one in space_of(fixed, {}, None).dimensions}
+    names = {dimension.name for dimension in space_of(fixed, {}, None).dimensions}
     assert "chunk_tokens" not in names
     with pytest.raises(SloBenchError, match="both set and searched"):
         space_of(fixed, {"chunk_tokens": "256..1024"}, None)
@@ -84,7 +84,10 @@ def test_space_leaves_set_parameters_out():
 
 def test_space_of_a_stock_server_has_its_own_options():
     whole = space_of(Experiment(systems="vllm", backend="vllm"), {}, None)
-    assert {one.name for one in whole.dimensions} == {"max_num_batched_tokens", "max_num_seqs"}
+    assert {dimension.name for dimension in whole.dimensions} == {
+        "max_num_batched_tokens",
+        "max_num_seqs",
+    }
     with pytest.raises(
         SloBenchError, match="unknown parameter or setting in --search 'async_sched"
     ):
@@ -93,7 +96,7 @@ def test_space_of_a_stock_server_has_its_own_options():
 
 def test_space_limits_instances_by_the_gpus():
     space = space_of(Experiment(systems="ascendra", gpus=4), {"n_lp": "", "n_hp": ""}, 4)
-    assert [str(one) for one in space.dimensions] == ["1..3", "1..3"]
+    assert [str(dimension) for dimension in space.dimensions] == ["1..3", "1..3"]
     assert counts_gpus(space) == ("n_lp", "n_hp")
     held = prepared(Experiment(systems="ascendra"), TuneSettings(search={"n_lp": "1..2"}))
     assert held.experiment.gpus == (3,)

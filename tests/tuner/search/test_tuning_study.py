@@ -77,9 +77,9 @@ def test_trial_not_stationary_has_its_duration(tmp_path, rate, drifts):
     overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
     outcome = tune(overload, at_rate, tmp_path / "o")
     (row,) = outcome.found.trials
-    told = [row["drifting_after_s"] for row in read_tuning(tmp_path / "o")["confirmed"]]
-    assert told
-    assert all((after_s is not None) is drifts for after_s in told)
+    durations_s = [row["drifting_after_s"] for row in read_tuning(tmp_path / "o")["confirmed"]]
+    assert durations_s
+    assert all((after_s is not None) is drifts for after_s in durations_s)
     assert ("drifting_after_s" in row.figures) is drifts
     if drifts:
         assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
@@ -130,9 +130,9 @@ def test_importances_due_to_chance_are_left_out():
     ]
     by_chance = stable_importances(trials, rng.uniform(size=40).tolist(), maximise=True)
     assert by_chance == {}
-    known = stable_importances(trials, [trial.params["a"] for trial in trials], maximise=True)
-    assert list(known) == ["a"]
-    share, low, high = known["a"]
+    importances = stable_importances(trials, [trial.params["a"] for trial in trials], maximise=True)
+    assert list(importances) == ["a"]
+    share, low, high = importances["a"]
     assert 0.5 < low <= share <= high
 
 
@@ -206,8 +206,8 @@ def test_killed_study_is_resumed(tmp_path):
 
 @pytest.mark.slow
 def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
-    asked = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
-    whole = tune(EXPERIMENT, asked, tmp_path / "whole").found
+    settings = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
+    whole = tune(EXPERIMENT, settings, tmp_path / "whole").found
     tell, cut = optuna.Study.tell, []
 
     def interrupted(study, trial, *values, **more):
@@ -219,10 +219,10 @@ def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(optuna.Study, "tell", interrupted)
     for number in range(len(whole.trials)):
         with pytest.raises(KeyboardInterrupt):
-            tune(EXPERIMENT, asked, tmp_path / "cut", resume=number > 0)
-    found = tune(EXPERIMENT, asked, tmp_path / "cut", resume=True).found
+            tune(EXPERIMENT, settings, tmp_path / "cut", resume=number > 0)
+    resumed = tune(EXPERIMENT, settings, tmp_path / "cut", resume=True).found
     assert cut == [row.number for row in whole.trials]
-    assert [timeless(row) for row in found.trials] == [timeless(row) for row in whole.trials]
+    assert [timeless(row) for row in resumed.trials] == [timeless(row) for row in whole.trials]
     assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
 
 
@@ -341,24 +341,24 @@ def test_unreachable_storage_is_refused_before_any_trial(tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_tune_two_objectives_finds_a_front(tmp_path):
     settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
-    found = tune(EXPERIMENT, settings, tmp_path / "o").found
-    assert [row.values[1] for row in found.best] == [1, 2]
-    one, two = (row.values[0] for row in found.best)
-    assert two > 1.5 * one
+    tuned = tune(EXPERIMENT, settings, tmp_path / "o").found
+    assert [row.values[1] for row in tuned.best] == [1, 2]
+    single_capacity, double_capacity = (row.values[0] for row in tuned.best)
+    assert double_capacity > 1.5 * single_capacity
 
 
 def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
     settings = quick(
         objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler="grid"
     )
-    found = tune(EXPERIMENT, settings, tmp_path / "o").found
-    (best,) = found.best
+    tuned = tune(EXPERIMENT, settings, tmp_path / "o").found
+    (best,) = tuned.best
     assert best.values == (best.configuration["instances"],)
     assert best.figures["attainment"] >= 0.9
-    fewer = [row for row in found.trials if row.configuration["instances"] < best.values[0]]
+    fewer = [row for row in tuned.trials if row.configuration["instances"] < best.values[0]]
     assert fewer
     assert all(row.figures["attainment"] < 0.9 for row in fewer)
-    more = [row for row in found.trials if row.number > best.number and row.values > best.values]
+    more = [row for row in tuned.trials if row.number > best.number and row.values > best.values]
     assert all(row.requests == 0 for row in more)  # they cannot be cheaper
 
 
@@ -379,11 +379,11 @@ def test_every_sampler_finds_the_best(tmp_path, sampler):
 
 @pytest.mark.slow
 def test_slo_that_cannot_be_met_gives_a_warning_before_any_trial(tmp_path):
-    said = []
+    warnings = []
     hopeless = Experiment(systems="sarathi", requests=200, slo="ttft=0.001")
-    asked = quick(trials=1, search={"chunk_tokens": "512"})
-    tune(hopeless, asked, tmp_path / "o", warn=said.append)
-    assert len(said) == 1
-    assert "cannot meet this SLO" in said[0]
-    tune(EXPERIMENT, asked, tmp_path / "p", warn=said.append)
-    assert len(said) == 1
+    settings = quick(trials=1, search={"chunk_tokens": "512"})
+    tune(hopeless, settings, tmp_path / "o", warn=warnings.append)
+    assert len(warnings) == 1
+    assert "cannot meet this SLO" in warnings[0]
+    tune(EXPERIMENT, settings, tmp_path / "p", warn=warnings.append)
+    assert len(warnings) == 1

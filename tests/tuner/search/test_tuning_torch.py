@@ -42,11 +42,11 @@ def test_tune_measures_slo_odbs_weights_on_the_torch_engine(
         trials=2,
         confirm=False,
     )
-    found = tune(experiment, settings, tmp_path / "o").found
-    assert [row.state for row in found.trials] == ["finished"] * 2
+    tuned = tune(experiment, settings, tmp_path / "o").found
+    assert [row.state for row in tuned.trials] == ["finished"] * 2
     tried = {
         (row.configuration["slo_weight"], row.configuration["output_weight"])
-        for row in found.trials
+        for row in tuned.trials
     }
     assert len(tried) == 2
     runs = [
@@ -56,4 +56,4 @@ def test_tune_measures_slo_odbs_weights_on_the_torch_engine(
     ]
     assert len(runs) == 2
     assert all(run["requests"] == 100 for run in runs)
-    assert all(row.values[0] > 0 for row in found.trials)
+    assert all(row.values[0] > 0 for row in tuned.trials)

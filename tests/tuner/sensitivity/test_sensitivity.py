@@ -85,9 +85,9 @@ def test_perturbation_at_its_neutral_value_changes_nothing(name):
 def test_perturbations_of_noise_and_burstiness():
     (spec, *_) = cells("sjf", requests=4000)
     true = world(spec).workload.output_tokens
-    told = perturbation("prediction").change(spec, 0.5).predicted_output_tokens
+    predicted = perturbation("prediction").change(spec, 0.5).predicted_output_tokens
     long = true > 50
-    assert np.log(told[long] / true[long]).std() == pytest.approx(0.5, rel=0.05)
+    assert np.log(predicted[long] / true[long]).std() == pytest.approx(0.5, rel=0.05)
     gaps_s = np.diff(perturbation("burstiness").change(spec, 3.0).workload.arrival_s)
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(3.0, rel=0.15)
 
@@ -106,9 +106,9 @@ def test_perturbation_refuses_bad_names_and_values():
 
 @given(st.floats(0.3, 30), st.floats(0.5, 20))
 def test_highest_rps_finds_the_crossing(truth, guess):
-    found = highest_rps(lambda rate: rate <= truth, guess)
+    crossing_rps = highest_rps(lambda rate: rate <= truth, guess)
     if guess / 20 < truth < guess * 20:
-        assert found == pytest.approx(truth, rel=0.021)
+        assert crossing_rps == pytest.approx(truth, rel=0.021)
 
 
 def test_highest_rps_without_a_crossing():
@@ -132,39 +132,41 @@ def test_rank_flips_by_hand():
 
 
 def test_study_has_the_base_among_the_points_of_an_axis():
-    found = study(
+    outcome = study(
         cells("vllm", "sarathi", rate=2.0, requests=150),
         [(perturbation("host"), (1.0, 40.0))],
         Ranked("e2e_p99"),
     )
-    assert len(found.points) == 1  # the neutral value is the base
-    assert found.base.mean("vllm") != found.points[0].mean("vllm")
-    (host,) = found.axes
-    assert [point.value for point in found.along(host)] == [1.0, 40.0]
+    assert len(outcome.points) == 1  # the neutral value is the base
+    assert outcome.base.mean("vllm") != outcome.points[0].mean("vllm")
+    (host,) = outcome.axes
+    assert [point.value for point in outcome.along(host)] == [1.0, 40.0]
 
 
 @pytest.mark.slow
 def test_capacity_falls_as_step_times_grow():
-    seen = []
-    found = study(
+    reports = []
+    outcome = study(
         cells("vllm", "orca", requests=80),
         [(perturbation("step-time"), (0.5, 2.0))],
         Ranked(),
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: reports.append((done, total)),
     )
-    fast, slow = found.points
-    for name in found.systems:
-        assert fast.mean(name) > found.base.mean(name) > slow.mean(name) > 0
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    fast, slow = outcome.points
+    for name in outcome.systems:
+        assert fast.mean(name) > outcome.base.mean(name) > slow.mean(name) > 0
+    assert reports == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_prediction_noise_moves_only_predicting_systems():
     axis = perturbation("prediction")
-    found = study(cells("fifo", "sjf", rate=3.0, requests=200), [(axis, (1.0,))], Ranked("e2e_p99"))
-    (point,) = found.points
-    assert point.outcomes["fifo"] == found.base.outcomes["fifo"]
-    assert point.outcomes["sjf"] != found.base.outcomes["sjf"]
-    assert any("fifo" in note for note in found.notes)
+    outcome = study(
+        cells("fifo", "sjf", rate=3.0, requests=200), [(axis, (1.0,))], Ranked("e2e_p99")
+    )
+    (point,) = outcome.points
+    assert point.outcomes["fifo"] == outcome.base.outcomes["fifo"]
+    assert point.outcomes["sjf"] != outcome.base.outcomes["sjf"]
+    assert any("fifo" in note for note in outcome.notes)
     nobody = study(cells("vllm", "orca"), [(axis, (1.0,))], Ranked("attainment"))
     assert nobody.points == []
     assert nobody.axes == ()
