@@ -105,6 +105,7 @@ TIMESERIES_COLUMNS = ("time_s", "metric", "entity", "value")
 
 TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_cache_usage")
 
+_JUDGED = {"valid", "stationary", CHECKSUMS}
 _NO_VALUE = ["", "nan", "NaN", "None"]
 _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
 
@@ -295,8 +296,11 @@ def _check_columns(path: Path, required: Sequence[str], columns: Iterable[str]) 
 
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     try:
-        written = pd.read_csv(path, dtype="str", keep_default_na=False)
-        raw = written.rename(columns=unguarded).map(unguarded)
+        written = pd.read_csv(path, dtype="object", keep_default_na=False)
+        rows = written.to_numpy()
+        # One block for all: there are many columns and few rows.
+        texts = np.array([unguarded(text) for text in rows.flat], dtype=object)
+        raw = pd.DataFrame(texts.reshape(rows.shape), columns=map(unguarded, written.columns))
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     names = list(raw.columns)
@@ -306,13 +310,14 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if raw.empty:
         raise FileFormatError(path, None, "holds no finished cell; run the experiment first")
     axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
+    words = {*TEXT_COLUMNS, *axes, REASON_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, BAND_BASIS}
+    numbers = _numbers_of(path, raw.drop(columns=[c for c in names if c in words | _JUDGED]))
     columns: dict[str, pd.Series[Any]] = {}
     for column in names:
         if column == CHECKSUMS:
             continue
-        words = (*TEXT_COLUMNS, *axes, REASON_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, BAND_BASIS)
         if column in words:
-            columns[column] = raw[column]
+            columns[column] = raw[column].astype("str")
         elif column == "valid":
             columns[column] = raw[column].map({"True": True, "False": False})
             _refuse(path, raw, column, columns[column].isna(), "must be True or False")
@@ -324,10 +329,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
             )
             columns[column] = raw[column].map(booleans).astype(object)
         else:
-            blank = raw[column].isin(_NO_VALUE)
-            numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")
-            _refuse(path, raw, column, numbers.isna() & ~blank, "must be a number")
-            columns[column] = numbers
+            columns[column] = numbers[column]
     # A single request, or one user of a closed loop, has no rate: it is shown at 0.
     columns["rate_rps"] = columns["rate_rps"].fillna(0.0)
     cells = pd.DataFrame(columns)
@@ -343,11 +345,22 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
     check_distinct(path, raw["cell"])
     if CHECKSUMS in names:
-        for place, fields in enumerate(written.itertuples(index=False, name=None)):
+        for place, fields in enumerate(rows):
             check_row(path, place + 2, list(written.columns), fields)
         for cell, checksums in zip(raw["cell"], raw[CHECKSUMS], strict=True):
             check_files(path.parent, cell, checksums)
     return cells, axes
+
+
+def _numbers_of(path: Path, raw: pd.DataFrame) -> pd.DataFrame:
+    """The texts of number columns as float64, NaN where there is no value."""
+    texts = raw.to_numpy(dtype=object).ravel()
+    blank = np.isin(texts, _NO_VALUE)
+    values = np.asarray(pd.to_numeric(np.where(blank, None, texts), errors="coerce"), dtype=float)
+    wrong = (np.isnan(values) & ~blank).reshape(raw.shape)
+    for place in np.flatnonzero(wrong.any(axis=0)):
+        _refuse(path, raw, raw.columns[place], pd.Series(wrong[:, place]), "must be a number")
+    return pd.DataFrame(values.reshape(raw.shape), raw.index, raw.columns)
 
 
 def _refuse(path: Path, raw: pd.DataFrame, column: str, bad: pd.Series[bool], rule: str) -> None:
