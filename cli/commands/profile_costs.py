@@ -100,7 +100,7 @@ def _table(found: CostFit, profile: Profile) -> Any:
     from ..output.console import RULED, text_table
 
     title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
-    numbers = ("random %", "whole %", "beyond %", "trained s", "call µs")
+    numbers = ("random %", "whole %", "beyond %", "train s", "call µs")
     rows = []
     for q in sorted(found.qualities, key=lambda q: q.held_out_percent):
         of, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
@@ -109,7 +109,8 @@ def _table(found: CostFit, profile: Profile) -> Any:
         kept = "kept" if q is found.best else ""
         rows.append((of.regressor, of.target, of.scale, of.degree, *shown, *times, kept))
     heads = ("regressor", "learns", "of", "degree", *numbers, "")
-    return text_table(heads, rows, numbers=numbers, title=title, **RULED, padding=(0, 1, 0, 0))
+    whole: dict[str, Any] = {"numbers": numbers, "unbroken": ("regressor", "learns", "call µs", "")}
+    return text_table(heads, rows, title=title, **whole, **RULED, padding=(0, 1, 0, 0))
 
 
 def _lines(found: CostFit) -> list[str]:

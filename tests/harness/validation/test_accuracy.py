@@ -391,7 +391,8 @@ def test_which_rows_a_fit_has_seen():
     assert all(m.case.engine != "trtllm" for m in rows if seen(m))
 
 
-def test_command(own, slo_bench):
+def test_command(own, slo_bench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = slo_bench("accuracy", str(own), "--json")
     assert code == 0
     rows = json.loads(out)
@@ -401,6 +402,8 @@ def test_command(own, slo_bench):
     code, out, _ = slo_bench("accuracy", str(own))
     assert code == 0
     assert "Errors of 2 predictions" in out
+    assert "in band" in out
+    assert "AIConfigurator" not in out, "a column without a figure"
     code, _, err = slo_bench("accuracy", str(own), "--without", "h1000")
     assert code == 2
     assert "h1000" in err
