@@ -100,7 +100,7 @@ def _table(cost_fit: CostFit, profile: Profile) -> Any:
     from ..output.console import RULED, text_table
 
     title = f"{profile.label}: step times, {cost_fit.rows:,} rows, mean error held out"
-    numbers = ("random %", "whole %", "beyond %", "trained s", "call µs")
+    numbers = ("random %", "whole %", "beyond %", "train s", "call µs")
     rows = []
     for q in sorted(cost_fit.qualities, key=lambda q: q.held_out_percent):
         setting, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
@@ -111,7 +111,8 @@ def _table(cost_fit: CostFit, profile: Profile) -> Any:
             (setting.regressor, setting.target, setting.scale, setting.degree, *shown, *times, kept)
         )
     heads = ("regressor", "learns", "of", "degree", *numbers, "")
-    return text_table(heads, rows, numbers=numbers, title=title, **RULED, padding=(0, 1, 0, 0))
+    whole: dict[str, Any] = {"numbers": numbers, "unbroken": ("regressor", "learns", "call µs", "")}
+    return text_table(heads, rows, title=title, **whole, **RULED, padding=(0, 1, 0, 0))
 
 
 def _lines(cost_fit: CostFit) -> list[str]:

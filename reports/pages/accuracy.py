@@ -93,8 +93,11 @@ def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -
 
 
 def _table(judged: Sequence[Judged]) -> Table:
-    title = f"Errors of {len(judged):,} predictions"
-    return one_group(title, HEADS, [cells(row, judged) for row in regimes(judged)], texts=range(5))
+    rows = [cells(row, judged) for row in regimes(judged)]
+    last = None if any(row[-1] != "–" for row in rows) else -1  # AIConfigurator predicted none
+    title = f"Errors of {len(judged):,} prediction{'s' * (len(judged) != 1)}"
+    rows = [row[:last] for row in rows]
+    return one_group(title, HEADS[:last], rows, texts=range(5))
 
 
 def _not(skipped: Counter[tuple[str, str]]) -> list[str]:

@@ -106,6 +106,8 @@ LEFT_OPEN = {
     "selftest": "--seconds 0.5 --no-search",
     "predict-train": "--epochs 1 --lora-r 4",
 }
+# What is typed behind an option that takes a minute by itself.
+BESIDE = {"--check": "--trials 20", "--like": "--degrees 1"}
 # What is typed behind a command all the same where time passes as it does on the clock, where
 # moments are counted, and where a program needs minutes.
 ON_A_SERVER = {
@@ -419,8 +421,8 @@ def typed_for(command: str) -> str:
             words[at] = f"{int(words[at]) / 10:g}"
     if re.search(r"--base-url|--backend|profile run|^python", command) and verb in ON_A_SERVER:
         return shlex.join([*words, *shlex.split(ON_A_SERVER[verb])])
-    if "--check" in words:
-        words += ["--trials", "20"]
+    for option in {*words} & {*BESIDE}:
+        words += shlex.split(BESIDE[option])
     if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
         return shlex.join(words)  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}

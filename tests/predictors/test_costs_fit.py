@@ -211,7 +211,9 @@ def test_profile_fit_command_prints_and_writes(tmp_path, monkeypatch):
     assert report["swap"]["measured"] is False
     assert report["swap"]["held_out_percent"] is None
     assert read_cost_grid(out).about["model"] == "llama-3-8b"
-    shown = CliRunner().invoke(app, [*command, "--dry-run"])
+    shown = CliRunner().invoke(app, [*command, "--dry-run"], env={"COLUMNS": "60"})
+    assert "regressor" in shown.output, "a head is broken"
+    assert "seconds" in shown.output, "a word is broken"
     assert re.search(r"\d +kept", shown.output)
     assert "not measured" in shown.output.replace("\n", " ")
 

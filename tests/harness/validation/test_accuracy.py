@@ -406,7 +406,8 @@ def test_seen_names_the_rows_used_for_fits():
 
 
 @pytest.mark.slow
-def test_accuracy_command_prints_json(measured_folder, slo_bench):
+def test_accuracy_command_prints_json(measured_folder, slo_bench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = slo_bench("accuracy", str(measured_folder), "--json")
     assert code == 0
     rows = json.loads(out)
@@ -416,6 +417,8 @@ def test_accuracy_command_prints_json(measured_folder, slo_bench):
     code, out, _ = slo_bench("accuracy", str(measured_folder))
     assert code == 0
     assert "Errors of 2 predictions" in out
+    assert "in band" in out
+    assert "AIConfigurator" not in out, "a column without a figure"
     code, _, err = slo_bench("accuracy", str(measured_folder), "--without", "h1000")
     assert code == 2
     assert "h1000" in err
