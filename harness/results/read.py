@@ -300,7 +300,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         rows = written.to_numpy()
         # One block for all: there are many columns and few rows.
         texts = np.array([unguarded(text) for text in rows.flat], dtype=object)
-        raw = pd.DataFrame(texts.reshape(rows.shape), columns=map(unguarded, written.columns))
+        raw = pd.DataFrame(texts.reshape(rows.shape), columns=list(map(unguarded, written.columns)))
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     names = list(raw.columns)
@@ -346,7 +346,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     check_distinct(path, raw["cell"])
     if CHECKSUMS in names:
         for place, fields in enumerate(rows):
-            check_row(path, place + 2, list(written.columns), fields)
+            check_row(path, place + 2, list(written.columns), list(fields))
         for cell, checksums in zip(raw["cell"], raw[CHECKSUMS], strict=True):
             check_files(path.parent, cell, checksums)
     return cells, axes
@@ -356,10 +356,10 @@ def _numbers_of(path: Path, raw: pd.DataFrame) -> pd.DataFrame:
     """The texts of number columns as float64, NaN where there is no value."""
     texts = raw.to_numpy(dtype=object).ravel()
     blank = np.isin(texts, _NO_VALUE)
-    values = np.asarray(pd.to_numeric(np.where(blank, None, texts), errors="coerce"), dtype=float)
+    values = pd.to_numeric(pd.Series(texts).mask(blank), errors="coerce").to_numpy(dtype=float)
     wrong = (np.isnan(values) & ~blank).reshape(raw.shape)
     for place in np.flatnonzero(wrong.any(axis=0)):
-        _refuse(path, raw, raw.columns[place], pd.Series(wrong[:, place]), "must be a number")
+        _refuse(path, raw, raw.columns[int(place)], pd.Series(wrong[:, place]), "must be a number")
     return pd.DataFrame(values.reshape(raw.shape), raw.index, raw.columns)
 
 
