@@ -19,6 +19,7 @@ from .errors import SloBenchError
 
 DISTRIBUTION = "slo-bench"
 ALWAYS = ""  # in place of an extra's name
+_PACKAGE = __name__.partition(".")[0]
 
 # What people get from each extra. A package of several is named with the first of them.
 USES: Mapping[str, str] = {
@@ -113,26 +114,30 @@ def import_failure(error: ImportError) -> SloBenchError | None:
         for name in requirements(extra)
     }
     module = (error.name or "").partition(".")[0]
-    if module not in origins:
-        module = _being_imported(error, origins)
+    if module in origins and not is_installed(module):
+        extra, name = origins[module]
+        return SloBenchError(f"{name} is not installed: {install_command(extra, [name])}")
+    importing, in_users_code = _being_imported(error, origins)
+    if importing or in_users_code:
+        module = importing
     if module not in origins:
         return None
     extra, name = origins[module]
-    if not is_installed(module):
-        return SloBenchError(f"{name} is not installed: {install_command(extra, [name])}")
     reason = str(error).strip().partition("\n")[0]
     return SloBenchError(
         f"{name} is installed but cannot be imported ({reason}): {reinstall_command(extra, name)}"
     )
 
 
-def _being_imported(error: ImportError, modules: Mapping[str, object]) -> str:
-    """The module among `modules` whose import broke off with the error, or an empty string."""
-    importing = ""
+def _being_imported(error: ImportError, modules: Mapping[str, object]) -> tuple[str, bool]:
+    """The last of `modules` whose import broke off with the error, or an empty string; and whether
+    the failed import stands in code of a user.
+    """
+    importing, module = "", ""
     for frame, _ in walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if module == __package__.partition(".")[0]:
+        if module == _PACKAGE:
             importing = ""
-        elif not importing and module in modules and frame.f_code.co_name == "<module>":
+        elif module in modules and frame.f_code.co_name == "<module>":
             importing = module
-    return importing
+    return importing, module != _PACKAGE and module not in modules

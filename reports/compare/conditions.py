@@ -8,6 +8,8 @@ column of cells.csv and is matched row by row (`matching.py`).
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +128,9 @@ def differences(
         if not (setting.condition or setting.role == "deployment"):
             continue
         in_a, in_b = a.value(setting), b.value(setting)
-        if setting.several and len(listed(in_a)) + len(listed(in_b)) > 2:
+        if setting.several and "." not in path and len(listed(in_a)) + len(listed(in_b)) > 2:
+            if not _equal_contents(setting, in_a, in_b, a.inputs, b.inputs):
+                unequal[path] = _texts(in_a, in_b)
             continue
         always_written = "." not in path and setting.default not in (None, (None,))
         if always_written and (path in a.values) != (path in b.values):
@@ -177,11 +181,39 @@ def _equal_values(
             return parse_slo(a) == parse_slo(b)
     if not (isinstance(a, str) and isinstance(b, str)):
         return bool(a == b)
-    if a in inputs_a and b in inputs_b:
-        return inputs_a[a] == inputs_b[b]
-    if setting.setting.file != "no" and "(" not in a:
-        return Path(a).name == Path(b).name
+    if setting.setting.file != "no":
+        contents_a, contents_b = _contents(a, inputs_a), _contents(b, inputs_b)
+        both = contents_a.keys() & contents_b.keys()
+        if any(contents_a[place] != contents_b[place] for place in both):
+            return False
+        if "(" not in a:
+            return bool(both) or Path(a).name == Path(b).name
     return a.split() == b.split() or "".join(a.split()) == "".join(b.split())
+
+
+def _equal_contents(
+    setting: Declared, a: Any, b: Any, inputs_a: Mapping[str, str], inputs_b: Mapping[str, str]
+) -> bool:
+    """Whether files of one name among several values have the same content, as far as known."""
+    return setting.setting.file == "no" or all(
+        _equal_values(setting, value_a, value_b, inputs_a, inputs_b)
+        for value_a, value_b in itertools.product(listed(a), listed(b))
+        if value_a and value_b and Path(value_a).name == Path(value_b).name
+    )
+
+
+def _contents(value: str, inputs: Mapping[str, str]) -> dict[tuple[int, str], str]:
+    """CRC-32 of the files that a value names, also as part of a mix or in a folder, by the part's
+    number and the path within the folder. A name without a slash is no folder.
+    """
+    contents = {}
+    for number, part in enumerate(re.split(r"[,:@<=()]", value)):
+        steps = [step for step in part.strip().split("/") if step not in ("", ".", "..")]
+        for path, crc32 in inputs.items():
+            _, named, rest = path.rpartition(f"/{'/'.join(steps)}") if steps else ("", "", "")
+            if named and (not rest or (rest[0] == "/" and "/" in part)):
+                contents[number, rest] = crc32
+    return contents
 
 
 def _texts(a: Any, b: Any) -> Pair:

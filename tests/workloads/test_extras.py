@@ -124,6 +124,29 @@ def test_import_failure_of_a_users_module_is_theirs(tmp_path, monkeypatch):
     assert failure_of("import users_policy") is None
 
 
+def test_import_failure_names_the_last_package_whose_import_broke(tmp_path, monkeypatch):
+    (tmp_path / "psycopg.py").write_text("import pyarrow")
+    (tmp_path / "pyarrow.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    for loaded in [key for key in sys.modules if key.partition(".")[0] in ("psycopg", "pyarrow")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    message = failure_of("import psycopg")
+    assert message is not None
+    assert message.startswith("pyarrow is installed but cannot be imported (No module named")
+
+
+@pytest.mark.parametrize("statement", ["from scipy import absent", "import scipy.absent"])
+def test_import_failure_blames_no_package_for_a_name_that_a_users_file_invents(
+    tmp_path, monkeypatch, statement
+):
+    (tmp_path / "users_hook.py").write_text(f"def queue_key():\n    {statement}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert failure_of("import users_hook; users_hook.queue_key()") is None
+    ours = failure_of(statement)
+    assert ours is not None
+    assert " is installed but cannot be imported (" in ours
+
+
 # The following holds the imports of the package against the groups of pyproject.toml.
 
 INSIDE_SERVERS = ("harness/servers/plugins/", "harness/servers/launch/sglang_cpu/")

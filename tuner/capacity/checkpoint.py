@@ -136,7 +136,8 @@ class CapacityCheckpoint:
             self.options = replace(self.options, tolerance=kept["tolerance"])
         check_settings(path, _settings(**kept), _settings(**vars(self.options)))
         first = Budget(**kept["shares_of"])
-        again = self.options.budget if capacity_options.has_budget else first
+        last = Budget(**kept.get("budget", kept["shares_of"]))  # older files lack it
+        again = self.options.budget if capacity_options.has_budget else last
         self.options = replace(self.options, budget=again, shares_of=first)
         for search in kept["searches"]:
             self.samples[search["search"]] = [sample_from_plain(run) for run in search["runs"]]
@@ -182,6 +183,7 @@ class CapacityCheckpoint:
         kept = {
             "targets": list(self.options.targets),
             "tolerance": self.options.tolerance,
+            "budget": vars(self.options.budget),
             "shares_of": vars(self.options.shares_of or self.options.budget),
             "searches": [
                 {
@@ -230,7 +232,7 @@ class RememberingRunner:
 
 def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:
     """The settings of a search that must be the same when it is resumed."""
-    return f"targets = {list(targets)}\ntolerance = {tolerance}"
+    return f"targets = {sorted(targets)}\ntolerance = {tolerance}"
 
 
 def cells_in(folder: Path) -> list[str]:

@@ -87,6 +87,42 @@ def test_files_are_told_by_their_content():
     assert not renamed.settings
 
 
+@pytest.mark.parametrize(
+    ("table", "path"),
+    [
+        ({"workload": "mix(t.csv:0.5, sharegpt:0.5)"}, "/a/t.csv"),
+        ({"workload": "mix(../data/t.csv:0.5, sharegpt:0.5)"}, "/a/data/t.csv"),
+        ({"model": "/a/llama"}, "/a/llama/config.json"),
+        ({"client": {"tokenizer": "/a/data"}}, "/a/data/tokenizer.json"),
+        ({"workload": ["sharegpt", "/a/t.csv"]}, "/a/t.csv"),
+    ],
+)
+def test_files_in_a_mix_in_a_folder_and_among_several_values_are_told_by_content(table, path):
+    before = {path: "1f", "/b/llama": "00"}
+    assert not unequal(table, table, inputs_a=before, inputs_b=before).settings
+    assert not unequal(table, table, inputs_a=before, inputs_b={}).settings
+    (texts,) = unequal(table, table, inputs_a=before, inputs_b={path: "2e"}).settings.values()
+    assert texts[1] == f"{texts[0]} (another content)"
+
+
+def test_files_of_other_settings_do_not_count():
+    table = {"workload": "sharegpt", "model": "llama-3.1-8b"}
+    before = {"/a/sharegpt/p.toml": "1f", "/a/llama-3.1-8b/p.toml": "1f"}
+    after = dict.fromkeys(before, "2e")
+    assert not unequal(table, table, inputs_a=before, inputs_b=after).settings
+
+
+@pytest.mark.parametrize(
+    ("path", "a", "b"),
+    [
+        ("client.token_ids", [1000, 30000], [5, 50]),
+        ("server.args", ["--one=1", "--two=2"], ["--one=1"]),
+    ],
+)
+def test_lists_of_the_tables_are_no_axes_and_are_told(path, a, b):
+    assert set(unequal(table(path, a), table(path, b)).settings) == {path}
+
+
 def test_what_an_older_or_newer_file_lacks_is_named():
     conditions = unequal({"overlong_requests": "truncate", "colour": "red"}, {})
     assert conditions.settings == {"overlong_requests": ("truncate", "reject")}

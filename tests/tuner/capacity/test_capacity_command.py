@@ -75,6 +75,9 @@ def test_the_command_that_is_advised_goes_on(slo_bench):
     code, out, err = slo_bench(*words, "--no-report", "--json")
     assert code == 0, err
     assert json.loads(out)[0]["requests_spent"] > 3000
+    code, again, err = slo_bench("capacity", "--resume", "--out", "o", "--no-report", "--json")
+    assert code == 0, err
+    assert json.loads(again) == json.loads(out)  # with the budget of the last search
 
 
 @pytest.mark.parametrize(
