@@ -105,6 +105,8 @@ def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
         assert slo_bench(*SMALL, "--out", "results", "--no-report")[0] == 0
     if "--requests" not in arguments and "--resume" not in arguments:
         arguments += ["--requests", "30", "--warmup", "0"]  # as written they take seconds
+    if "--seeds" not in arguments and "--resume" not in arguments:
+        arguments += ["--seeds", "1"]
     code, out, err = slo_bench(*arguments)
     assert code == 0, err
     page = out.strip().splitlines()[-1].removeprefix("report: ")

@@ -1,5 +1,6 @@
 """Watched runs: the same as unwatched ones, and every moment of a request is told."""
 
+import functools
 import gzip
 import json
 from dataclasses import replace
@@ -48,6 +49,7 @@ SIMULATED = [name for name, s in SYSTEMS.items() if s.least_instances == 1]
 CONTINUOUS = [name for name in SIMULATED if isinstance(SYSTEMS[name].policy, Policy)]
 
 
+@functools.cache
 def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
     spec = placed(place)
     workload = source(WorkloadSpec("sharegpt")).make(

@@ -11,9 +11,9 @@ from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 
-ASKED = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
+ASKED = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=3000)
 EXPERIMENT = Experiment(
-    systems=["vllm", "sarathi", "orca"], requests=200, seeds=3, output_tokens="20", tp=[1, 2]
+    systems=["vllm", "sarathi"], requests=200, seeds=3, output_tokens="20", tp=[1, 2]
 )
 
 
