@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .backends.measuring import Backend
 
 SUITES = Path(__file__).parent / "suites"
+_NO_PROMPTS = (SIMULATED, TORCH)  # backends that send none to a server
 _REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
 _WORTH_A_PROCESS = 4000  # requests, simulated in about the second that a process takes to start
 
@@ -191,11 +192,12 @@ def _run_missing(
 
 
 def salted(experiment: ExperimentSchema, environment: Mapping[str, object]) -> ExperimentSchema:
-    """The experiment with the prompt salt that its run folder keeps, unless it has one itself.
+    """The experiment with the prompt salt that its run folder keeps, unless it has one itself or
+    sends no prompts to a server.
 
     A resumed run adds which time it is: a cell that was interrupted has sent prompts already.
     """
-    if experiment.client.prompt_salt is not None:
+    if experiment.client.prompt_salt is not None or experiment.backend in _NO_PROMPTS:
         return experiment
     earlier = environment.get(RESUMED)
     salt = str(environment.get(PROMPT_SALT, ""))
@@ -329,7 +331,7 @@ def environment(
 
 
 def _prompt_salt(experiment: ExperimentSchema) -> dict[str, object]:
-    if experiment.backend in (SIMULATED, TORCH):
+    if experiment.backend in _NO_PROMPTS:
         return {}
     salt = experiment.client.prompt_salt
     return {PROMPT_SALT: secrets.token_hex(8) if salt is None else salt}

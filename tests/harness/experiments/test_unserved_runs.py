@@ -167,3 +167,11 @@ def test_a_resumed_run_keeps_its_salt_and_sends_no_prompt_twice():
     assert (begun, resumed) == ("ab", "ab 1")
     chosen = Experiment(backend="openai", client={"base_urls": ["http://h"], "prompt_salt": "x"})
     assert salted(chosen, {"prompt_salt": "x", "resumed": [{}]}).client.prompt_salt == "x"
+
+
+def test_an_experiment_of_the_torch_engine_keeps_its_settings_without_a_salt():
+    experiment = Experiment(backend="torch", model="tiny-llama", rates=[1])
+    assert salted(experiment, {"prompt_salt": "x"}) is experiment
+    experiment.check_effects()
+    server = Experiment(backend="openai", base_url="http://127.0.0.1:1", model="m", rates=[1])
+    assert salted(server, {"prompt_salt": "x"}).client.prompt_salt == "x"
