@@ -173,5 +173,5 @@ def test_an_experiment_of_the_torch_engine_keeps_its_settings_without_a_salt():
     experiment = Experiment(backend="torch", model="tiny-llama", rates=[1])
     assert salted(experiment, {"prompt_salt": "x"}) is experiment
     experiment.check_effects()
-    server = Experiment(backend="openai", base_url="http://127.0.0.1:1", model="m", rates=[1])
+    server = Experiment(backend="openai", client={"base_urls": ["http://127.0.0.1:1"]}, rates=[1])
     assert salted(server, {"prompt_salt": "x"}).client.prompt_salt == "x"
