@@ -172,6 +172,10 @@ def targets(folder: Path) -> list[Target]:
     def lines(value: object) -> bytes:
         return 2 * (doc(value) + b"\n")
 
+    def unlike(value: dict[str, object]) -> bytes:
+        """Two lines; equal ones would count as a repetition, and are refused."""
+        return doc(value) + b"\n" + doc(value | {"tag": "second"}) + b"\n"
+
     def load(path: Path) -> object:
         return Experiment.load(path)
 
@@ -188,9 +192,9 @@ def targets(folder: Path) -> list[Target]:
         ("device map", "map.json", _by_name(read_device_map), [doc(_MAP)]),
         ("request log", "log.jsonl", read_log, [lines(_LOG)]),
         ("step log", "steps.jsonl", read_steps, [_STEPS]),
-        ("vllm result", "v.json", read_results, [doc(_VLLM), lines(_VLLM)]),
+        ("vllm result", "v.json", read_results, [doc(_VLLM), unlike(_VLLM)]),
         ("guidellm result", "g.json", read_results, [doc(_GUIDELLM)]),
-        ("aiperf result", "a.jsonl", read_results, [lines(_AIPERF)]),
+        ("aiperf result", "a.jsonl", read_results, [unlike(_AIPERF)]),
         (
             "tokenizer.json",
             "t/tokenizer.json",
