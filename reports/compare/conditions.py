@@ -60,7 +60,13 @@ class Settings:
         parameters = table.get("parameters")
         return cls(
             values,
-            parameters if isinstance(parameters, Mapping) else {},
+            {
+                system: chosen
+                for system, chosen in (
+                    parameters if isinstance(parameters, Mapping) else {}
+                ).items()
+                if isinstance(chosen, Mapping)
+            },
             inputs if isinstance(inputs, Mapping) else {},
         )
 
@@ -176,7 +182,7 @@ def _equal(
 def _equal_values(
     setting: Declared, a: Any, b: Any, inputs_a: Mapping[str, str], inputs_b: Mapping[str, str]
 ) -> bool:
-    if setting.path == "slo":
+    if setting.path == "slo" and all(isinstance(value, str | Mapping) for value in (a, b)):
         with contextlib.suppress(SloBenchError):
             return parse_slo(a) == parse_slo(b)
     if not (isinstance(a, str) and isinstance(b, str)):
@@ -223,7 +229,7 @@ def _texts(a: Any, b: Any) -> Pair:
 
 def _text(value: Any) -> str:
     values = listed(value)
-    if not values or values == (None,):
+    if values in ((), [], (None,), ({},)):
         return NONE
     return ", ".join(
         f"{element:g}"

@@ -123,6 +123,16 @@ def test_lists_of_the_tables_are_no_axes_and_are_told(path, a, b):
     assert set(unequal(table(path, a), table(path, b)).settings) == {path}
 
 
+def test_values_that_no_schema_allows_are_unequal():
+    odd = {"slo": 3, "parameters": {"vllm": 3}, "client": {"body": {"n": 1}}}
+    differences = unequal(odd, {})
+    assert differences.settings == {
+        "slo": ("3", "ttft=1,tpot=0.15"),
+        "client.body": ("n=1", "none"),
+    }
+    assert not differences.parameters
+
+
 def test_what_an_older_or_newer_file_lacks_is_named():
     conditions = unequal({"overlong_requests": "truncate", "colour": "red"}, {})
     assert conditions.settings == {"overlong_requests": ("truncate", "reject")}
