@@ -1,5 +1,6 @@
 """Levels that fail from their first requests on."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,6 +190,7 @@ def test_a_request_without_a_token_stalls_whatever_keeps_it_alive(
         peer.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         while True:
             peer.sendall(b"e\r\n: keep-alive\n\n\r\n")
+            time.sleep(0.01)  # many more would be too long an answer
 
     def nothing(peer):
         peer.recv(1)  # until the client closes
