@@ -18,7 +18,7 @@ setup:
 test *arguments="-n auto":
     python -m pytest {{ arguments }}
 
-# tests of a source file: just test-near harness/core/pages.py -x
+# tests of a source file: just test-near harness/core/kv/pages.py -x
 test-near file *arguments:
     tests=$(scripts/tests_near.py {{ file }}) && python -m pytest $tests {{ arguments }}
 

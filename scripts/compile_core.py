@@ -22,7 +22,7 @@ MODULES = (
     "harness/core/decisions.py",
     "harness/core/network.py",
     "harness/core/predictions.py",
-    "harness/core/queues.py",
+    "harness/core/queues/wait_queue.py",
     "harness/core/state.py",
     "harness/engine/cluster/arrivals.py",
     "harness/engine/cluster/cluster.py",

@@ -127,7 +127,7 @@ def _version() -> Finding:
 
 
 def _core() -> Finding:
-    from ...harness.core.compiled import core_is_compiled
+    from ...harness.engine.compiled_core import core_is_compiled
 
     state = "compiled" if core_is_compiled() else "not compiled (SLO_BENCH_COMPILE=1)"
     return Finding("simulator core", "ok", state)

@@ -17,11 +17,11 @@ from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
 from .counters import Counters
 from .instance import Instance, Links, NoDelay
-from .kv_cache_manager import KVCacheManager
+from .kv.kv_cache_manager import KVCacheManager
 from .phase_capacity import PhaseCapacity
 from .policy import AnyPolicy, Parameters
 from .predictions import Learner
-from .records import TimeseriesRow
+from .records.request_records import TimeseriesRow
 from .state import Release, RequestState
 
 INF = float("inf")

@@ -1,4 +1,4 @@
-"""The compiled core: what its classes tell the compiler, and whether this installation has it.
+"""The compiled core: what its classes tell the compiler.
 
 `scripts/compile_core.py` compiles the modules of the simulator's inner loop; the same source runs
 uncompiled (docs/development.md, "Compiled core").
@@ -16,13 +16,3 @@ else:
     def mypyc_attr(**attributes: Any) -> Callable[[type], type]:
         """Attributes of a class that only the compiler reads; no package is needed to run."""
         return lambda decorated: decorated
-
-
-def core_is_compiled() -> bool:
-    """Whether the loop of this installation runs as machine code."""
-    from . import queues
-
-    return not str(queues.__file__).endswith(".py")
-
-
-__all__ = ["core_is_compiled", "mypyc_attr"]

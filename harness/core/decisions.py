@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .layer_pipeline import pipeline_s
+from .kv.layer_pipeline import pipeline_s
 
 UNLIMITED = 1 << 62
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from .device import SplitStepTime, StageDevice
-from .kv_cache_manager import KVCacheManager
+from .kv.kv_cache_manager import KVCacheManager
 from .module_moves import Module
 from .state import RequestState
 from .view import View

@@ -12,7 +12,7 @@ from ...predictors.step_time import StepTime
 from .cluster_policy import INF
 from .counters import Counters
 from .idle_gaps import IdleGaps
-from .pages import PagePool, PooledKVCacheManager, pages_of
+from .kv.pages import PagePool, PooledKVCacheManager, pages_of
 from .policy import Parameters, Policy, parameter
 from .state import RequestState
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..core.compiled import core_is_compiled
+from ..engine.compiled_core import core_is_compiled
 from ..load_generator.load_progress import LoadProgress
 from ..load_generator.machine import cores
 from ..results.run_folder import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.workload import Workload
-from ..core.judging import judge_times
-from ..core.records import time_per_output_token_s
+from ..core.records.judging import judge_times
+from ..core.records.request_records import time_per_output_token_s
 from .http.faults import RequestFault
 
 if TYPE_CHECKING:

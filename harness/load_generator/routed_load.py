@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..core.records import Gaps, Outcome, Records, Result, Timeline, Totals
+from ..core.records.request_records import Gaps, Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
 from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.endpoint import Endpoint

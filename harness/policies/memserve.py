@@ -13,8 +13,8 @@ from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome, least_loaded
 from ..core.counters import STORE_HITS
 from ..core.instance import Instance
-from ..core.kv_cache_manager import KVCacheManager
-from ..core.kv_store_manager import StoreKVCacheManager, Units
+from ..core.kv.kv_cache_manager import KVCacheManager
+from ..core.kv.kv_store_manager import StoreKVCacheManager, Units
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
 from .routers import PrefixAware

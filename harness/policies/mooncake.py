@@ -13,8 +13,8 @@ from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, INF, REJECT, ClusterView, Role, RouteOutcome
 from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
-from ..core.kv_cache_manager import KVCacheManager
-from ..core.layer_pipeline import pipeline_s
+from ..core.kv.kv_cache_manager import KVCacheManager
+from ..core.kv.layer_pipeline import pipeline_s
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
 from .shared.disaggregated import PREFILL, DisaggregatedPolicy

@@ -23,8 +23,8 @@ from ...workloads.extras import need
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.whole_file import whole_file, write_whole
 from ...workloads.workload import Workload
-from ..core.judging import Judged
-from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
+from ..core.records.judging import Judged
+from ..core.records.request_records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

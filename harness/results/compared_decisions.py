@@ -13,7 +13,7 @@ from typing import Any
 
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
-from ..core.decision_counts import DECISIONS
+from ..core.records.decision_counts import DECISIONS
 from .read import read_table
 
 FOLDER = "decisions"

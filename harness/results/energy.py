@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...predictors.power import PowerModel
-from ..core.records import Totals
+from ..core.records.request_records import Totals
 
 
 @dataclass(frozen=True)

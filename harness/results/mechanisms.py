@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.counters import DROPS, OVERTAKES, RECOMPUTES, REJECTIONS, SWAPS
-from ..core.records import Outcome, Records, Result
+from ..core.records.request_records import Outcome, Records, Result
 
 
 def overtook(records: Records) -> NDArray[np.bool_]:

@@ -18,8 +18,8 @@ from ...workloads.errors import SloBenchError
 from ...workloads.request import RequestType
 from ...workloads.workload import Workload
 from ..core.counters import COUNT
-from ..core.judging import Judged
-from ..core.records import Outcome, Records, Result
+from ..core.records.judging import Judged
+from ..core.records.request_records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
 from .energy import Energy, unit_costs
 from .mechanisms import counts_of

@@ -18,9 +18,9 @@ from ...workloads.arrays import Floats, Ints
 from ...workloads.blocks import WorkloadBlocks
 from ...workloads.workload import Workload
 from ..core.counters import DROPS, OVERTAKES, RECOMPUTES, REJECTIONS, SWAPS
-from ..core.judging import judge
-from ..core.quantile_sketch import RELATIVE_ERROR, QuantileSketch
-from ..core.records import EndedBlock, Outcome, Records, Result
+from ..core.records.judging import judge
+from ..core.records.quantile_sketch import RELATIVE_ERROR, QuantileSketch
+from ..core.records.request_records import EndedBlock, Outcome, Records, Result
 from .metrics import LatencySummary, RateWindow, RequestFigures, check_counted
 from .stationarity import LEAST_REQUESTS, BatchFold, horizon_s, stationary
 

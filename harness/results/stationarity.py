@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...workloads.blocks import WorkloadBlocks
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..core.quantile_sketch import QuantileSketch
-from ..core.records import EndedBlock, Outcome, Records
+from ..core.records.quantile_sketch import QuantileSketch
+from ..core.records.request_records import EndedBlock, Outcome, Records
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from ...predictors.profiles.profile import Profile, read_profile
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
-from ..core.decision_counts import DecisionCounts
-from ..core.records import Outcome, Records
+from ..core.records.decision_counts import DecisionCounts
+from ..core.records.request_records import Outcome, Records
 from ..core.wire import DROPPED, OFFLOADED, REJECTED
 from ..engine.loop.traced import EngineTrace, InstanceLog, State
 from ..experiments.execution.specs import CellSpec

@@ -24,7 +24,7 @@ from ...workloads.prefixes import BLOCK_SIZE
 from ...workloads.workload import Workload
 from ..core.policy import Policy
 from ..core.policy import overrides as overrides_hook
-from ..core.records import Outcome, Records, Result, time_per_output_token_s
+from ..core.records.request_records import Outcome, Records, Result, time_per_output_token_s
 from ..engine.loop.traced import EngineTrace
 from ..engine.simulator.simulate import simulate
 from ..policies.systems import System, system

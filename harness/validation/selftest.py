@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.workload import Workload
-from ..core.records import Outcome
+from ..core.records.request_records import Outcome
 from ..load_generator.http.endpoint import Endpoint
 from ..load_generator.http.options import HttpOptions
 from ..load_generator.http.wire_requests import REQUEST_ID

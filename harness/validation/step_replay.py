@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
-from ..core.kv_cache_manager import KVCacheManager
+from ..core.kv.kv_cache_manager import KVCacheManager
 from ..core.policy import Policy, StaticPolicy, overrides
 from ..core.predictions import Guess, LearnedPredictions
-from ..core.records import Outcome
+from ..core.records.request_records import Outcome
 from ..engine.loop.measures import Measures
 from ..engine.loop.overlong_requests import fit
 from ..engine.loop.timed import Ran, RecordedStepTime, TimedInstance

@@ -20,7 +20,7 @@ import pandas as pd
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.whole_file import whole_file_packed
 from ...workloads.workload import Workload
-from ..core.records import Outcome, Result
+from ..core.records.request_records import Outcome, Result
 from ..engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
 from ..experiments.execution.cells import predicted_output_tokens, simulated, workload_of
 from ..experiments.execution.specs import CellSpec

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...harness.core.judging import judge_times
-from ...harness.core.records import time_per_output_token_s
+from ...harness.core.records.judging import judge_times
+from ...harness.core.records.request_records import time_per_output_token_s
 from ...harness.experiments.config.setting import listed
 from ...harness.results.metrics import RateWindow, counted_requests, rate_window
 from ...harness.results.read import (

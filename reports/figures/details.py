@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...harness.core.judging import late
-from ...harness.core.records import time_per_output_token_s
+from ...harness.core.records.judging import late
+from ...harness.core.records.request_records import time_per_output_token_s
 from ...harness.results.read import (
     REQUEST_TYPE_COLUMN,
     RunResults,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...harness.core.decision_counts import DECISIONS
+from ...harness.core.records.decision_counts import DECISIONS
 from ...harness.results.compared_decisions import COUNTS, read_decisions
 from ...harness.results.read import RunResults
 from ..figures.figure import rate_text

@@ -14,8 +14,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.core.counters import OVERTAKES
-from ...harness.core.judging import judge, late
-from ...harness.core.records import Outcome, time_per_output_token_s
+from ...harness.core.records.judging import judge, late
+from ...harness.core.records.request_records import Outcome, time_per_output_token_s
 from ...harness.engine.loop.traced import Act
 from ...harness.results.mechanisms import counts_of, overtook
 from ...harness.validation.latency_breakdown import (

@@ -32,7 +32,7 @@ def test_every_exception_names_files_that_the_rules_do_not_find(tests_near):
 @pytest.mark.parametrize(
     ("source", "tests"),
     [
-        ("harness/core/pages.py", ["harness/core/test_pages.py"]),
+        ("harness/core/kv/pages.py", ["harness/core/kv/test_pages.py"]),
         ("reports/figures/labels.py", ["reports/test_reports_labels.py"]),
         ("harness/engine/torch/attention.py", ["harness/engine/torch/test_paged_attention.py"]),
         ("harness/engine/loop/measures.py", ["harness/engine/test_loop.py"]),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ...harness.core.judging import judge
+from ...harness.core.records.judging import judge
 from ...harness.experiments.backends.measuring import CellMeasurement, Deployment
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,

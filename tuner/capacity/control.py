@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.core.records import Records
+from ...harness.core.records.request_records import Records
 from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.results.stationarity import batch_edges, design_effect, horizon_s
 from ...workloads.base import DrawnSource

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...harness.core.records import Outcome
+from ...harness.core.records.request_records import Outcome
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,

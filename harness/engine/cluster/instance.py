@@ -11,8 +11,8 @@ from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
-from ...core.kv_cache_manager import KVCacheManager
-from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.module_moves import Module
 from ...core.state import WAITING, RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
+from ...core.kv.pages import PagePool, PooledKVCacheManager
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
-from ...core.pages import PagePool, PooledKVCacheManager
-from ...core.records import TimeseriesRow
+from ...core.records.request_records import TimeseriesRow
 from ...core.state import Release, RequestState
 from ..simulator.shared_gpu import SharedGpuInstance, SharedGpus
 from .arrivals import INF, Arrivals

@@ -13,8 +13,8 @@ from ....workloads.blocks import BLOCK_ROWS
 from ....workloads.workload import Workload
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
-from ...core.quantile_sketch import QuantileSketch
-from ...core.records import (
+from ...core.records.quantile_sketch import QuantileSketch
+from ...core.records.request_records import (
     EndedBlock,
     Floats,
     Gaps,

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.counters import Counters
 from ...core.decisions import NextQueue
 from ...core.device import StageDevice
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.state import Release, RequestState
 from ...core.view import Predictions
 from .batch_state import INF

@@ -10,14 +10,14 @@ from collections import deque
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from ...core.adapter_slots import AdapterSlots
 from ...core.compiled import mypyc_attr
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
-from ...core.kv_cache_manager import KVCacheManager
-from ...core.line_queue import LineQueue
+from ...core.kv.adapter_slots import AdapterSlots
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, Queue, overrides
-from ...core.queues import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
+from ...core.queues.line_queue import LineQueue
+from ...core.queues.wait_queue import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
 from ...core.state import WAITING, Phase, Release, RequestState
 from ...core.view import Predictions, View
 from .decode_counters import DecodeCounters

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from ....workloads.errors import SloBenchError
 from ...core.compiled import mypyc_attr
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.state import Phase, RequestState
 from .measures import Measures
 

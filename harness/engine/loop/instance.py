@@ -9,7 +9,7 @@ from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.counters import Counters
 from ...core.device import SplitStepTime, StageDevice
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.state import Release, RequestState

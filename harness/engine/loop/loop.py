@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...core.compiled import mypyc_attr
 from ...core.decisions import Limits, NextQueue, PreemptionMode, ReleaseReason
-from ...core.line_queue import overtaken_s
+from ...core.queues.line_queue import overtaken_s
 from ...core.state import WAITING, Phase, Release, RequestState
 from .batch_state import INF, BatchState
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.records import Gaps
+from ...core.records.request_records import Gaps
 
 Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
 

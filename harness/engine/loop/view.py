@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...core.counters import Counters
 from ...core.decisions import NextQueue
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, clock_read_error, key_is_kept
 from ...core.state import Phase, RequestState
 from ...core.view import Predictions, View

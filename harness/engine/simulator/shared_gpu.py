@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from ....predictors.step_time import StepTime
+from ...core.kv.pages import PagePool, PooledKVCacheManager
 from ...core.multi_model_policy import Backlog, Gpus
-from ...core.pages import PagePool, PooledKVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import ModelledPredictions
 from ...core.state import RequestState

@@ -23,11 +23,11 @@ from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed, overrides
 from ...core.collocated_policy import Collocated
 from ...core.counters import ADAPTER_LOADS, STORE_HITS, Counters, summed
-from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
-from ...core.records import EndedBlock, InstanceTotals, Result, TimeseriesRow
+from ...core.records.request_records import EndedBlock, InstanceTotals, Result, TimeseriesRow
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System

@@ -19,9 +19,9 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.counters import QUOTA_HITS
 from ...core.counters import summed as summed_counts
+from ...core.kv.pages import PAGE_BYTES
 from ...core.multi_model_policy import ServedModel, SharingPolicy
-from ...core.pages import PAGE_BYTES
-from ...core.records import Result, Timeline, TimeseriesRow, Totals
+from ...core.records.request_records import Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, acts_of, totals_of

@@ -19,7 +19,7 @@ from ....predictors.roofline import (
 from ....predictors.step_time import StepTime
 from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import Learner

@@ -13,10 +13,10 @@ from ....predictors.staged import StagedStepTime
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
-from ...core.adapter_slots import NO_ADAPTER, AdapterSlots
 from ...core.cluster_policy import Role
 from ...core.device import StageDevice
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.adapter_slots import NO_ADAPTER, AdapterSlots
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState

@@ -17,7 +17,7 @@ from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.counters import CLOSED_BY_MEMORY, Counters
 from ...core.device import StageDevice, occupy
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
 from ...core.state import Phase, Release, RequestState
 from ...core.view import Predictions

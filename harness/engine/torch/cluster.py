@@ -26,8 +26,8 @@ from ....predictors.specs import GpuSpec, ModelSpec
 from ....predictors.specs import model as model_spec
 from ....workloads.errors import SloBenchError
 from ...core.device import StageDevice
-from ...core.kv_cache_manager import KVCacheManager
-from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.network import TransferTimes
 from ...core.policy import Policy
 from ...core.predictions import Guess

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....workloads.workload import Workload
 from ...core.decisions import ReleaseReason
-from ...core.records import Result
+from ...core.records.request_records import Result
 from ..cluster.arrivals import INF, Arrivals
 from ..cluster.recorder import Recorder, timeline_of, totals_of
 from ..loop.instance import EngineInstance

@@ -14,8 +14,8 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
-from ...core.kv_cache_manager import KVCacheManager
-from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.state import RequestState
 from .pipeline import Traffic
 from .threads import unpin

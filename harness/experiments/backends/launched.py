@@ -27,7 +27,7 @@ from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.collocated_policy import Collocated
 from ...core.counters import COUNT
-from ...core.decision_counts import DECISIONS
+from ...core.records.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.load_progress import Progress
 from ...load_generator.machine import core_share

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ....workloads.workload import Workload
-from ...core.records import Result
+from ...core.records.request_records import Result
 from ...load_generator.load_progress import LoadProgress, Progress
 from ...results.cell_files import Column
 from ...results.energy import unit_costs

@@ -28,7 +28,7 @@ from ....workloads.workload import Workload
 from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.predictions import Guess
-from ...core.records import Result
+from ...core.records.request_records import Result
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ...engine.loop.instance import EngineInstance

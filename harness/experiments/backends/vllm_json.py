@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 from ...load_generator.routed_load import HttpResult
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,8 @@ from ....predictors.bands import (
 from ....predictors.operators.assembly import chosen_engine
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
-from ...core.judging import judge_times
-from ...core.records import Outcome, Result
+from ...core.records.judging import judge_times
+from ...core.records.request_records import Outcome, Result
 from ...results.metrics import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row

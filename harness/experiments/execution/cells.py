@@ -26,9 +26,9 @@ from ....workloads.models import parse_models, shape_of
 from ....workloads.request_bodies import check_simulated
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload
-from ...core.judging import Judged, judge
 from ...core.multi_model_policy import SharingPolicy
-from ...core.records import Result, mispredictions
+from ...core.records.judging import Judged, judge
+from ...core.records.request_records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks

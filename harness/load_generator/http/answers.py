@@ -18,7 +18,7 @@ from operator import and_
 from typing import Any, cast
 
 from ....workloads.parsing import parse_event, parse_json
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.records import Gaps, Outcome, TimeseriesRow
+from ...core.records.request_records import Gaps, Outcome, TimeseriesRow
 from .answers import CompletionResult, Raw, read_answer
 from .connection import Exchange
 from .faults import RequestFault

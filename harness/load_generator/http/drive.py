@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 from typing import Any, TypeVar
 
 from ....workloads.errors import SloBenchError
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from enum import StrEnum
 
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 
 
 class RequestFault(StrEnum):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from ..load_progress import LoadProgress
 from .answers import CompletionResult, Raw, read_answer

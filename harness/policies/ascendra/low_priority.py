@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from ...core.counters import OVERTAKES
 from ...core.decisions import Limits, ReleaseReason, Timeout
 from ...core.policy import Key, Policy, Queue, parameter
-from ...core.room_queue import RoomQueue
+from ...core.queues.room_queue import RoomQueue
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s

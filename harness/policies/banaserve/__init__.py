@@ -25,9 +25,9 @@ In other folders:
 
 - Algorithm 4-2, Eq. 4-33 (load-aware dispatch): `load_aware.py`, also the router `load-aware`.
 - Eq. 4-19 to 4-23, 4-28 (compute and memory use of an instance): `shared/instance_load.py`.
-- §4.3.3 (global KV store, three tiers): `core/kv_store.py`, `core/kv_store_manager.py`,
+- §4.3.3 (global KV store, three tiers): `core/kv/kv_store.py`, `core/kv/kv_store_manager.py`,
   `shared/kv_store_parameters.py`.
-- Eq. 4-10 to 4-14 (layer pipeline): `core/layer_pipeline.py` and `vllm_layerwise.py` simulated,
+- Eq. 4-10 to 4-14 (layer pipeline): `core/kv/layer_pipeline.py` and `vllm_layerwise.py` simulated,
   `engine/torch/pipeline.py` run.
 - Eq. 4-1 to 4-9 executed on real processes: `engine/torch/distributed.py`, `attention.py`,
   `migrating.py`.

@@ -25,11 +25,11 @@ from ...core.cluster_policy import (
 from ...core.counters import STORE_HITS
 from ...core.decisions import UNLIMITED
 from ...core.instance import Instance, Links
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.module_moves import ModuleMove
 from ...core.network import Link, send
 from ...core.policy import AnyPolicy, parameter
-from ...core.records import TimeseriesRow
+from ...core.records.request_records import TimeseriesRow
 from ...core.state import Release, RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware

@@ -22,7 +22,7 @@ Which file answers what:
 In other folders:
 
 - Moore-Hodgson order: `shared/moore_hodgson.py`.
-- §5.1 (2 MiB pages shared by models): `core/pages.py`.
+- §5.1 (2 MiB pages shared by models): `core/kv/pages.py`.
 - §5.2 (activation: engine pool, parallel loading): `predictors/activation.py`.
 - §7.1 (models share a GPU's compute under MPS): `engine/simulator/shared_gpu.py`.
 - The same queue before real servers: `servers/gateway/models.py`,

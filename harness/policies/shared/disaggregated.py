@@ -18,7 +18,7 @@ from ...core.cluster_policy import (
     least_loaded,
 )
 from ...core.instance import Instance, Links
-from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.phase_capacity import PhaseCapacity
 from ...core.policy import AnyPolicy, parameter
 from ...core.state import Release, RequestState

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from ....predictors.placement import Placement
 from ....predictors.specs import GIB, LinkSpec
-from ...core.kv_cache_manager import KVCacheManager
-from ...core.kv_store import KvStore, TierSpec
-from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_store import KvStore, TierSpec
+from ...core.kv.kv_store_manager import StoreKVCacheManager
 
 SSD = LinkSpec("ssd", bandwidth_bytes_per_s=5e9, latency_s=100e-6, origin="an NVMe disk (estimate)")
 GPUS_PER_NODE = 8  # at most; they share one disk

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...core.kv.pages import PAGE_BYTES
 from ...core.multi_model_policy import MultiModelCluster, ServedModel, SharingPolicy
-from ...core.pages import PAGE_BYTES
 from ...core.policy import Policy
 from ..vllm import Vllm
 

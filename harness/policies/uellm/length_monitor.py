@@ -17,7 +17,7 @@ from ....workloads.length_buckets import (
     bucket_of,
 )
 from ...core.counters import RECOMPUTES
-from ...core.records import Misprediction
+from ...core.records.request_records import Misprediction
 from ...core.state import RequestState
 from ...core.view import View
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import httpx
 
 from ....workloads.errors import SloBenchError
-from ...core.compiled import core_is_compiled
+from ...engine.compiled_core import core_is_compiled
 from ...load_generator.machine import started_on
 from ..plugins.contract import (
     EMBEDDER_VARIABLE,

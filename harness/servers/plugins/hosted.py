@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from ....workloads.errors import SloBenchError
 from ...core.counters import Counters
-from ...core.decision_counts import DecisionCounts
 from ...core.decisions import Admission, Line, PreemptionMode, ReleaseReason
 from ...core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
 from ...core.predictions import LearnedPredictions
+from ...core.records.decision_counts import DecisionCounts
 from ...core.state import RequestState
 from ...core.view import Predictions, View
 from ...core.wire import FAILED

@@ -17,7 +17,7 @@ from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
-from ...core.records import Outcome
+from ...core.records.request_records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ..log_replay import ASYNCHRONOUS_FROM, latencies, version_of

@@ -15,7 +15,7 @@ import slo_bench
 from reference.settings import BESIDE, SEVERAL, TALKS
 from slo_bench import Experiment
 from slo_bench.harness import core, engine, policies, servers, validation
-from slo_bench.harness.core.compiled import core_is_compiled
+from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.servers.launch.server_process import plugin_folder
 
 ROOT = Path(__file__).parents[3]

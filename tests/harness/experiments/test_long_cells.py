@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 
 from reference.examples import examples
 from slo_bench import Experiment
-from slo_bench.harness.core.quantile_sketch import RELATIVE_ERROR
-from slo_bench.harness.core.records import EndedBlock, Outcome, Records
+from slo_bench.harness.core.records.request_records.quantile_sketch import RELATIVE_ERROR
+from slo_bench.harness.core.records.request_records.request_records import (
+    EndedBlock,
+    Outcome,
+    Records,
+)
 from slo_bench.harness.engine.cluster import recorder
 from slo_bench.harness.engine.cluster.failures import parse_failures
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.judging import judge
-from slo_bench.harness.core.records import Gaps, Outcome, Records, Result, Timeline, Totals
+from slo_bench.harness.core.records.request_records.judging import judge
+from slo_bench.harness.core.records.request_records.request_records import (
+    Gaps,
+    Outcome,
+    Records,
+    Result,
+    Timeline,
+    Totals,
+)
 from slo_bench.harness.results.metrics import Hardware, cell_metrics, request_figures, summarise
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload

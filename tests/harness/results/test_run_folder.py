@@ -7,8 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.judging import judge
-from slo_bench.harness.core.records import Outcome, Records, Timeline
+from slo_bench.harness.core.records.request_records.judging import judge
+from slo_bench.harness.core.records.request_records.request_records import (
+    Outcome,
+    Records,
+    Timeline,
+)
 from slo_bench.harness.experiments.experiment import RunResult
 from slo_bench.harness.results.cell_files import request_columns, write_details
 from slo_bench.harness.results.run_folder import (

@@ -19,7 +19,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ....core.decisions import ReleaseReason
 from ....core.policy import Key, Policy
-from ....core.queues import REKEY_AT_MOST
+from ....core.queues.wait_queue import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
 from ..hosted import HostedPolicy

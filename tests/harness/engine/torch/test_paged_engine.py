@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.core.kv_cache_manager import KVCacheManager  # noqa: E402
+from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager  # noqa: E402
 from slo_bench.harness.core.policy import Policy, StaticPolicy  # noqa: E402
 from slo_bench.harness.core.predictions import LearnedPredictions  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402

@@ -12,9 +12,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from slo_bench.harness.core.counters import REJECTIONS
-from slo_bench.harness.core.decision_counts import DecisionCounts
 from slo_bench.harness.core.decisions import Admission, Line
 from slo_bench.harness.core.policy import Policy
+from slo_bench.harness.core.records.request_records.decision_counts import DecisionCounts
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm

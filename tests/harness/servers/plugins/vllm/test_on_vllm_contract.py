@@ -16,7 +16,7 @@ import pytest
 
 from reference.examples import ALL
 from slo_bench.harness.core.device import StageDevice
-from slo_bench.harness.core.kv_cache_manager import KVCacheManager
+from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState

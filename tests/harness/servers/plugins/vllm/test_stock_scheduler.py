@@ -14,7 +14,7 @@ import pytest
 
 from reference.plain import PlainInstance
 from slo_bench.harness.core.device import StageDevice
-from slo_bench.harness.core.kv_cache_manager import KVCacheManager
+from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.loop.measures import Measures

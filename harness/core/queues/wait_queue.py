@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from .kv_cache_manager import KVCacheManager
-from .policy import Key, Policy, overrides
-from .state import RequestState
-from .view import View
+from ..kv.kv_cache_manager import KVCacheManager
+from ..policy import Key, Policy, overrides
+from ..state import RequestState
+from ..view import View
 
 REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et al., SGLang)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...predictors.specs import LinkSpec
-from ...workloads.errors import SloBenchError
+from ....predictors.specs import LinkSpec
+from ....workloads.errors import SloBenchError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ...predictors.placement import Placement
-    from ...workloads.workload import Workload
+    from ....predictors.placement import Placement
+    from ....workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.pages import PAGE_BYTES, PagePool, PooledKVCacheManager, pages_of
+from slo_bench.harness.core.kv.pages import PAGE_BYTES, PagePool, PooledKVCacheManager, pages_of
 
 
 def test_kv_managers_share_the_pages_of_a_pool() -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slo_bench.harness.core.kv_cache_manager import KVCacheManager
+from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.state import RequestState
 from slo_bench.workloads.request import Slo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.adapter_slots import NO_ADAPTER, AdapterSlots
+from slo_bench.harness.core.kv.adapter_slots import NO_ADAPTER, AdapterSlots
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.plan import plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from .state import RequestState
+from ..state import RequestState
 
 NO_ADAPTER = -1
 

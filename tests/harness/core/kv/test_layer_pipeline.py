@@ -7,7 +7,7 @@ import pytest
 
 from reference.workloads import one_prefix
 from slo_bench.harness.core.decisions import Limits
-from slo_bench.harness.core.layer_pipeline import pipeline_s
+from slo_bench.harness.core.kv.layer_pipeline import pipeline_s
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.shared.kv_store_parameters import SSD, SharedStoreLedgers
 from slo_bench.harness.policies.systems import SYSTEMS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .state import RequestState
+from ..state import RequestState
 
 
 class KVCacheManager:

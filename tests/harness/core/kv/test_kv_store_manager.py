@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.kv_cache_manager import KVCacheManager
-from slo_bench.harness.core.kv_store import KvStore, TierSpec
-from slo_bench.harness.core.kv_store_manager import StoreKVCacheManager
+from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager
+from slo_bench.harness.core.kv.kv_store import KvStore, TierSpec
+from slo_bench.harness.core.kv.kv_store_manager import StoreKVCacheManager
 from slo_bench.harness.core.state import RequestState
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.request import Slo

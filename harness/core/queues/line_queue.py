@@ -9,10 +9,10 @@ from operator import itemgetter
 
 import numpy as np
 
-from .decisions import Line
-from .policy import Policy
-from .state import RequestState
-from .view import View
+from ..decisions import Line
+from ..policy import Policy
+from ..state import RequestState
+from ..view import View
 
 # (rank in its row, order of arrival, version, request, its line)
 _Entry = tuple[float, int, int, RequestState, Line]

@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
-from .state import RequestState
+from ..state import RequestState
 
 _Entry = tuple[float, int, int, RequestState]  # worth, order of arrival, version, request
 _SPARE = 64  # stale entries that are not worth sweeping out

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.kv_store import KvStore, TierSpec
+from slo_bench.harness.core.kv.kv_store import KvStore, TierSpec
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 

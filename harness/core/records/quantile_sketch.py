@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ...workloads.arrays import Floats, Ints
+from ....workloads.arrays import Floats, Ints
 
 RELATIVE_ERROR = 0.001  # of a quantile
 LEAST_S, MOST_S = 1e-9, 1e9  # smaller values share the first bucket, larger ones the last

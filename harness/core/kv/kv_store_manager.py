@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from ..state import RequestState
 from .kv_cache_manager import KVCacheManager
-from .state import RequestState
 
 
 class Units(Protocol):

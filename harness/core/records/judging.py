@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...workloads.request import SLO_COLUMNS
-from ...workloads.workload import Workload
-from .records import Outcome, Records
+from ....workloads.request import SLO_COLUMNS
+from ....workloads.workload import Workload
+from .request_records import Outcome, Records
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

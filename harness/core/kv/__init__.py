@@ -1,0 +1,1 @@
+"""Counts blocks and bytes of KV cache and of adapters."""
