@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from slo_bench.harness.validation.accuracy.aiconfigurator import beside
-from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.measurement import Measurement
+from slo_bench.harness.validation.accuracy.prediction_errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.bands import (

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from slo_bench.harness.experiments.execution.workers import LocalPool
 from slo_bench.harness.load_generator.machine import cores
-from slo_bench.harness.validation.accuracy.errors import Judged, judge
+from slo_bench.harness.validation.accuracy.prediction_errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
 from slo_bench.predictors.bands import (
     FILE,

@@ -57,7 +57,7 @@ def accuracy(
 ) -> None:
     """Predict measurements of real GPUs and print the errors."""
     from ...harness.load_generator.machine import cores
-    from ...harness.validation.accuracy.errors import judge, rows, summaries
+    from ...harness.validation.accuracy.prediction_errors import judge, rows, summaries
     from ...harness.validation.accuracy.shipped import SHIPPED
     from ...predictors.specs import gpu
     from ...reports.pages.accuracy import accuracy_text, write_accuracy

@@ -55,14 +55,14 @@ def explain(
             raise SloBenchError("--cell and --trace go with a REQUEST, such as slowest")
         _explain_run(run, as_json=as_json)
         return
-    from ...harness.results.compared_decisions import decisions_on
-    from ...harness.validation.trace import (
+    from ...harness.experiments.explain.trace import (
         MeasuredCell,
         cell_names,
         measured_on,
         replay,
         write_events,
     )
+    from ...harness.results.compared_decisions import decisions_on
     from ...reports.pages import explain as explaining
     from ..output.console import print_result
     from ..output.progress import counted

@@ -20,8 +20,8 @@ from ..output.progress import changing_line
 
 if TYPE_CHECKING:
     from ...harness.load_generator.metrics_source import MetricsSource
+    from ...harness.load_generator.observed import ObservedServer
     from ...harness.load_generator.server_metrics import MetricsSnapshot
-    from ...harness.validation.observed import ObservedServer
     from ...tuner.planning.headroom import Headroom
 
 EXAMPLES = (
@@ -99,7 +99,7 @@ def observe(
     step times fitted to the metrics.
     """
     from ...harness.load_generator.metrics_source import MetricsSource
-    from ...harness.validation.observed import observed
+    from ...harness.load_generator.observed import observed
     from ...tuner.planning.headroom import headroom_of
     from ..options.experiment import experiment_of
 
@@ -160,7 +160,7 @@ def _headers(variable: str | None) -> bytes:
 def _watched(
     source: MetricsSource, duration_s: float, interval_s: float, say: Any
 ) -> list[MetricsSnapshot]:
-    from ...harness.validation.observed import Window
+    from ...harness.load_generator.observed import Window
 
     begin_s = monotonic()
     snapshots: list[MetricsSnapshot] = []

@@ -18,7 +18,7 @@ from ..output.console import RULED, terminal, text_table
 from .validate import Engine
 
 if TYPE_CHECKING:
-    from ...harness.validation.calibrate import Calibrated
+    from ...harness.validation.calibration.calibrate import Calibrated
     from ...predictors.profiles.calibration import Calibration
 
 CALIBRATES = (
@@ -52,7 +52,7 @@ def profile_calibrate(
     Judge the result by another run: `slo-bench validate OTHER --profile OUT`.
     """
     from ...harness.results.engine_logs import EngineSettings, measured_logs
-    from ...harness.validation.calibrate import calibrate
+    from ...harness.validation.calibration.calibrate import calibrate
     from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.profile import read_profile, write_profile
     from ..output.progress import changing_line
@@ -60,7 +60,7 @@ def profile_calibrate(
     base_profile = with_peer_link(read_profile(profile), peer_link)
     with changing_line("reading") as shown:
         if _is_table(log):
-            from ...harness.validation.calibrate_table import calibrate_table
+            from ...harness.validation.calibration.calibrate_table import calibrate_table
 
             calibrated = calibrate_table(log, base_profile, progress=shown)
         else:

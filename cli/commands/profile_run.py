@@ -110,7 +110,7 @@ def profile_run(
         with counted("measurements") as count:
             measurement = measure_profile(options, count)
     else:
-        from ...harness.validation.server_profile import measure_server
+        from ...harness.experiments.backends.server_profile import measure_server
 
         with counted("levels") as count:
             measurement = measure_server(options, backend, out.with_name(f"{out.stem}.run"), count)

@@ -66,14 +66,14 @@ def run(
     nothing_to_show = not any(row["valid"] for row in result.rows())
     levels, problem = [], None
     if validate:
-        from ...harness.validation.run_replay import validate_run
+        from ...harness.validation.replay.run_replay import validate_run
 
         try:
             levels = validate_run(result.folder, None if judged is None else read_profile(judged))
         except SloBenchError as error:
             problem = error  # what was measured is shown all the same
     if experiment.backend != "simulated":
-        from ...harness.validation.decisions import compare_decisions
+        from ...harness.validation.replay.replayed_decisions import compare_decisions
 
         compare_decisions(result.folder)
     page = None if execution.no_report or nothing_to_show else write_page(result.folder)

@@ -17,7 +17,7 @@ from ..options.parameters import flag, option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...harness.validation.selftest import SelfTest, SelfTestLevel
+    from ...harness.validation.load_generator_selftest import SelfTest, SelfTestLevel
 
 EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search --json")
 
@@ -38,7 +38,7 @@ def selftest(
     cost and its maximum rate on this machine.
     """
     from ...harness.experiments.config.setting import number_list
-    from ...harness.validation.selftest import RATES_RPS, self_test
+    from ...harness.validation.load_generator_selftest import RATES_RPS, self_test
 
     if not 0 < seconds < math.inf:
         raise SloBenchError(f"--seconds must be positive but is {seconds:g}")

@@ -105,7 +105,7 @@ def validate(
         _of_run(log, cell, output.as_json)
         return
     from ...harness.results.engine_logs import EngineSettings, read_log
-    from ...harness.validation.log_replay import validate as replay
+    from ...harness.validation.replay.log_replay import validate as replay
     from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.profile import read_profile
     from ...reports.pages import validation as shown
@@ -123,8 +123,8 @@ def validate(
 
 def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """Validate a run folder that contains its servers' step logs."""
-    from ...harness.validation.decisions import compare_decisions
-    from ...harness.validation.run_replay import validate_run
+    from ...harness.validation.replay.replayed_decisions import compare_decisions
+    from ...harness.validation.replay.run_replay import validate_run
     from ..output.run import levels_shown
 
     if not folder.is_dir():

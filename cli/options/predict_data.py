@@ -79,7 +79,7 @@ def read_data(
     Raises:
         SloBenchError: something cannot be read, or an input column holds the answer.
     """
-    from ...harness.validation.labelled_run import read_run
+    from ...harness.experiments.labelled_run import read_run
     from ...workloads.labelled_prompts import APPROXIMATE, read_labelled_prompts, refuse_answers
 
     named = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]

@@ -26,7 +26,7 @@ from ..options.declared import Execution
 from .progress import DESCRIPTION, display
 
 if TYPE_CHECKING:
-    from ...harness.validation.run_replay import ValidatedPoint
+    from ...harness.validation.replay.run_replay import ValidatedPoint
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ...harness.load_generator.metrics_source import MetricsSource
+from ...harness.load_generator.observed import Window
 from ...harness.load_generator.server_metrics import MetricsSnapshot
-from ...harness.validation.observed import Window
 from ...reports.figures.figure import percent_text, rate_text, seconds_text
 from ...workloads.errors import SloBenchError
 from .progress import DESCRIPTION, LINE_EVERY_S, display

@@ -16,3 +16,6 @@ else:
     def mypyc_attr(**attributes: Any) -> Callable[[type], type]:
         """Attributes of a class that only the compiler reads; no package is needed to run."""
         return lambda decorated: decorated
+
+
+__all__ = ["mypyc_attr"]

@@ -3,7 +3,7 @@
     decisions.json           counts of every level, and how many requests were treated alike
     decisions/<cell>.csv.gz  what was decided about each request, in the server and simulated
 
-`harness.validation.decisions` makes the comparison.
+`harness.validation.replay.replayed_decisions` makes the comparison.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...harness.validation.accuracy.aiconfigurator import beside
-from ...harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
+from ...harness.validation.accuracy.prediction_errors import ErrorSummary, Judged, summaries
 from ...workloads.errors import SloBenchError
 from ..figures.drawing import page_data
 from ..figures.figure import Axis, Figure, Format, View

@@ -17,15 +17,15 @@ from ...harness.core.counters import OVERTAKES
 from ...harness.core.records.judging import judge, late
 from ...harness.core.records.request_records import Outcome, time_per_output_token_s
 from ...harness.engine.loop.traced import Act
-from ...harness.results.mechanisms import counts_of, overtook
-from ...harness.validation.latency_breakdown import (
+from ...harness.experiments.explain.latency_breakdown import (
     MEANING,
     LatencySpan,
     SpanKind,
     totals_s,
 )
-from ...harness.validation.stages import Stage, stages
-from ...harness.validation.trace import CellTrace, MeasuredCell
+from ...harness.experiments.explain.stages import Stage, stages
+from ...harness.experiments.explain.trace import CellTrace, MeasuredCell
+from ...harness.results.mechanisms import counts_of, overtook
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ...workloads.request import SLO_COLUMNS, RequestType

@@ -19,8 +19,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.results.read import RunResults
-from ...harness.validation.log_replay import METRICS, STATISTICS, TOLERANCE, ErrorRow, Validation
-from ...harness.validation.run_replay import FOLDER, TABLE, ValidatedPoint
+from ...harness.validation.replay.log_replay import (
+    METRICS,
+    STATISTICS,
+    TOLERANCE,
+    ErrorRow,
+    Validation,
+)
+from ...harness.validation.replay.run_replay import FOLDER, TABLE, ValidatedPoint
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import finite, parse_json
 from ..figures.drawing import page_data

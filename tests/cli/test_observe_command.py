@@ -16,7 +16,7 @@ from slo_bench.cli.main import app
 from slo_bench.tuner.planning import headroom
 from slo_bench.workloads.errors import SloBenchError
 
-RECORDED = Path(__file__).parents[1] / "harness" / "validation" / "recorded"
+RECORDED = Path(__file__).parents[1] / "harness" / "load_generator" / "recorded"
 
 
 def recorded(name):

@@ -25,9 +25,9 @@ from ...harness.experiments.execution.cells import (
 from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec, placed
 from ...harness.experiments.experiment import Experiment
+from ...harness.load_generator.observed import ObservedServer
 from ...harness.policies.systems import system
 from ...harness.results.stationarity import horizon_s
-from ...harness.validation.observed import ObservedServer
 from ...workloads.errors import SloBenchError
 from ..capacity.cells import CellRunner, Simulator
 from ..capacity.options import Budget, Capacity, SearchOptions

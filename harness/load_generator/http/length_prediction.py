@@ -17,7 +17,7 @@ import numpy as np
 
 from ....predictors.output_length import LearnedLength, length_predictor
 from ....workloads.workload import Workload
-from ...core.records import request_records
+from ...core.records.request_records import Outcome, TimeseriesRow
 from ...core.wire import PredictedLength
 from .answers import Raw, read_answer
 from .faults import RequestFault
@@ -61,10 +61,7 @@ class LengthPrediction(Generic[Request]):
 
     def _hear(self, prediction: Any, raw: Raw, exact: bool) -> None:
         answer = read_answer(raw)
-        if (
-            answer.outcome is not request_records.Outcome.FINISHED
-            or answer.fault is not RequestFault.NONE
-        ):
+        if answer.outcome is not Outcome.FINISHED or answer.fault is not RequestFault.NONE:
             return
         if answer.finish == "length" and not exact:
             self.cut_off += 1
@@ -100,7 +97,7 @@ class LengthPrediction(Generic[Request]):
             for measure in ("exact", "plain", "within_one", "ratio"):
                 yield f"window_{measure}", "", round(getattr(window, measure), 6)
 
-    def drift(self, start_s: float) -> tuple[request_records.TimeseriesRow, ...]:
+    def drift(self, start_s: float) -> tuple[TimeseriesRow, ...]:
         """Return the prediction accuracy over time of a learning predictor; `start_s` by
         `time.perf_counter`.
         """
@@ -111,15 +108,13 @@ class LengthPrediction(Generic[Request]):
         for window in follower.all_windows():
             at_s = begin_s - start_s
             rows += [
-                request_records.TimeseriesRow(at_s, "lengths", "as told", window.exact),
-                request_records.TimeseriesRow(
-                    at_s, "lengths", "as told, within one", window.within_one
-                ),
-                request_records.TimeseriesRow(at_s, "lengths", "without correction", window.plain),
+                TimeseriesRow(at_s, "lengths", "as told", window.exact),
+                TimeseriesRow(at_s, "lengths", "as told, within one", window.within_one),
+                TimeseriesRow(at_s, "lengths", "without correction", window.plain),
             ]
             begin_s = window.end_s
         rows += [
-            request_records.TimeseriesRow(at_s - start_s, "taught", "predictor", taught.step)
+            TimeseriesRow(at_s - start_s, "taught", "predictor", taught.step)
             for at_s, taught in follower.taught
             if taught.step
         ]

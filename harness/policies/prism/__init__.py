@@ -27,7 +27,7 @@ In other folders:
 - §7.1 (models share a GPU's compute under MPS): `engine/simulator/shared_gpu.py`.
 - The same queue before real servers: `servers/gateway/models.py`,
   `servers/launch/model_lifecycle.py`.
-- SLOs from P95 on a dedicated GPU (§7.1): `harness/validation/derived_slo.py`.
+- SLOs from P95 on a dedicated GPU (§7.1): `harness/experiments/derived_slo.py`.
 - Baselines `muxserve` (MuxServe++), `qlm`, `static-partition`: files of these names in
   `policies/`.
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .errors import Judged
+from .prediction_errors import Judged
 from .shipped import SHIPPED
 
 FILE = SHIPPED / "aiconfigurator.csv"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ....predictors.model_spec import ModelSpec
-from ..log_replay import version_of
+from ..replay.log_replay import version_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ....workloads.workload import Workload
 from ...core.records.request_records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
-from ..log_replay import ASYNCHRONOUS_FROM, latencies, version_of
+from ..replay.log_replay import ASYNCHRONOUS_FROM, latencies, version_of
 from .clients import Client, Server, client_of, server_of
 from .highest_rate import highest_rate
 from .measurement import Case, ClosedLoop, HighestRate, OpenLoop

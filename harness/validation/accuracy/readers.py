@@ -15,7 +15,7 @@ from ....predictors.specs import model as catalogue_model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
-from ..log_replay import latencies
+from ..replay.log_replay import latencies
 from .clients import AICONFIGURATOR, INFERENCEX, client_of, server_of
 from .lmbenchmark import conversations
 from .measurement import (

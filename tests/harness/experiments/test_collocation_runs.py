@@ -15,11 +15,11 @@ from slo_bench.harness.engine.loop.overlong_requests import fit, fit_embeds
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import workload_of
 from slo_bench.harness.experiments.execution.specs import placed
+from slo_bench.harness.experiments.explain.latency_breakdown import SpanKind
+from slo_bench.harness.experiments.explain.trace import cell_names, replay
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.metrics import CollocationObjective, parse_objective, rate_window
 from slo_bench.harness.results.metrics import _by_kind as by_kind
-from slo_bench.harness.validation.latency_breakdown import SpanKind
-from slo_bench.harness.validation.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model

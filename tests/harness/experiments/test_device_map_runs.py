@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.validation.trace import replay
+from slo_bench.harness.experiments.explain.trace import replay
 from slo_bench.workloads.errors import SloBenchError
 
 MAP = {

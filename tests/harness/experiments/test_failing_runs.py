@@ -6,7 +6,7 @@ import pytest
 from slo_bench.harness.core.cluster_policy import INF, Failure
 from slo_bench.harness.engine.cluster.failures import parse_failures
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.validation.trace import replay
+from slo_bench.harness.experiments.explain.trace import replay
 from slo_bench.workloads.errors import SloBenchError
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from slo_bench.cli.main import main
-from slo_bench.harness.validation import selftest
+from slo_bench.harness.validation import load_generator_selftest as selftest
 
 
 @pytest.mark.slow

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.experiments.execution.workers import LocalPool
-from slo_bench.harness.validation.accuracy import aiconfigurator, errors, lmbenchmark
+from slo_bench.harness.validation.accuracy import (
+    aiconfigurator,
+    lmbenchmark,
+)
+from slo_bench.harness.validation.accuracy import (
+    prediction_errors as errors,
+)
 from slo_bench.harness.validation.accuracy.clients import INFERENCEX, client_of, server_of
-from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.highest_rate import WITHIN, highest_rate
 from slo_bench.harness.validation.accuracy.measurement import (
     Case,
@@ -28,6 +33,7 @@ from slo_bench.harness.validation.accuracy.predict import (
     sampler_bytes,
     token_budget,
 )
+from slo_bench.harness.validation.accuracy.prediction_errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.specs import model as catalogue_model

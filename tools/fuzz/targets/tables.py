@@ -11,7 +11,7 @@ from slo_bench import Experiment
 from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.load_generator.http.prompts import Vocabulary
 from slo_bench.harness.results.engine_logs import read_log
-from slo_bench.harness.validation.step_log import read_steps
+from slo_bench.harness.results.step_log import read_steps
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.predictors.model_config import read_model
 from slo_bench.predictors.profiles.importers import ImportOptions as AskedProfile

@@ -7,9 +7,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.core.state import WAITING
 from slo_bench.harness.engine.cluster.instance import LazyInstance
+from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.llumnix import Llumnix

@@ -16,13 +16,13 @@ from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.multi_model import SharedGpuCluster
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
+from slo_bench.harness.experiments.derived_slo import dedicated_slos
 from slo_bench.harness.policies.muxserve import MuxServe
 from slo_bench.harness.policies.prism.controller import PrismGlobal
 from slo_bench.harness.policies.qlm import Qlm
 from slo_bench.harness.policies.shared.model_sharing import VllmSharing
 from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.validation.derived_slo import dedicated_slos
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time

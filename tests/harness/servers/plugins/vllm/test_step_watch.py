@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from slo_bench.harness.results.step_log import read_steps
 from slo_bench.harness.servers.plugins.contract import (
     HANDSHAKE_VARIABLE,
     STEP_LOG_VARIABLE,
     StepLog,
 )
 from slo_bench.harness.servers.plugins.vllm.steps import StepWatch
-from slo_bench.harness.validation.step_log import read_steps
 
 
 class Clock:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slo_bench.harness.validation.step_log import read_step_log, read_steps
+from slo_bench.harness.results.step_log import read_step_log, read_steps
 from slo_bench.workloads.errors import FileFormatError
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.roofline import StepTime, wants_lengths
-from ..engine.loop.batch_state import INF
-from ..engine.simulator.simulate import simulate
-from ..engine.simulator.simulated import SimulatedInstance
-from ..results.engine_logs import RealLog
+from ....predictors.roofline import StepTime, wants_lengths
+from ...engine.loop.batch_state import INF
+from ...engine.simulator.simulate import simulate
+from ...engine.simulator.simulated import SimulatedInstance
+from ...results.engine_logs import RealLog
 from .log_replay import Replay
 
 Floats = NDArray[np.float64]

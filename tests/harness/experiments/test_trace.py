@@ -23,22 +23,22 @@ from slo_bench.harness.experiments.execution.specs import (
     source,
 )
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.policies.systems import SYSTEMS, system
-from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
-from slo_bench.harness.validation.latency_breakdown import (
+from slo_bench.harness.experiments.explain.latency_breakdown import (
     MEANING,
     LatencySpan,
     SpanKind,
     latency_breakdown,
     totals_s,
 )
-from slo_bench.harness.validation.trace import (
+from slo_bench.harness.experiments.explain.trace import (
     MeasuredCell,
     cell_names,
     measured_on,
     replay,
     write_events,
 )
+from slo_bench.harness.policies.systems import SYSTEMS, system
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.slo import parse_slo
 

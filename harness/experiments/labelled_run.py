@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.labelled_prompts import LabelledPrompt, LabelledPrompts
-from ..experiments.execution.cells import workload_of
-from ..experiments.experiment import Experiment, RunResult
+from .execution.cells import workload_of
+from .experiment import Experiment, RunResult
 
 
 def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:

@@ -14,9 +14,9 @@ from reference.logs import PROFILE, SHARED, log_file, needs_data, simulated_log
 from slo_bench.cli.main import app
 from slo_bench.harness.results import engine_logs
 from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measured_logs, read_log
-from slo_bench.harness.validation.calibrate import KNOTS, calibrate
-from slo_bench.harness.validation.calibrate_table import calibrate_table
-from slo_bench.harness.validation.log_replay import Validation, validate
+from slo_bench.harness.validation.calibration.calibrate import KNOTS, calibrate
+from slo_bench.harness.validation.calibration.calibrate_table import calibrate_table
+from slo_bench.harness.validation.replay.log_replay import Validation, validate
 from slo_bench.predictors.profiles.build import linear_curve, table_step_time, with_peer_link
 from slo_bench.predictors.profiles.calibration import Calibration
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile

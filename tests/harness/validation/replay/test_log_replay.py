@@ -14,7 +14,7 @@ from reference.logs import PROFILE, log_file, needs_data, simulated_log
 from slo_bench.cli.main import app
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.engine_logs import EngineSettings, read_log
-from slo_bench.harness.validation.log_replay import METRICS, STATISTICS, validate
+from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS, validate
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
 from slo_bench.predictors.profiles.profile import write_profile
 from slo_bench.reports.pages.validation import headline, validation_json, write_validation

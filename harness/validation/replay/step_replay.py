@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
-from ..core.kv.kv_cache_manager import KVCacheManager
-from ..core.policy import Policy, StaticPolicy, overrides
-from ..core.predictions import Guess, LearnedPredictions
-from ..core.records.request_records import Outcome
-from ..engine.loop.measures import Measures
-from ..engine.loop.overlong_requests import fit
-from ..engine.loop.timed import Ran, RecordedStepTime, TimedInstance
-from ..engine.torch.execute import execute
-from ..experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
-from ..experiments.execution.specs import CellSpec, configured
+from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.parsing import parse_json
+from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.policy import Policy, StaticPolicy, overrides
+from ...core.predictions import Guess, LearnedPredictions
+from ...core.records.request_records import Outcome
+from ...engine.loop.measures import Measures
+from ...engine.loop.overlong_requests import fit
+from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
+from ...engine.torch.execute import execute
+from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
+from ...experiments.execution.specs import CellSpec, configured
 from .log_replay import latencies
 
 Floats = NDArray[np.float64]

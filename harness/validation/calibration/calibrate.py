@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.build import linear_curve
-from ...predictors.profiles.calibration import Calibration, hats
-from ...predictors.profiles.formulas import TABLE, available
-from ...predictors.profiles.profile import Profile
-from ...predictors.profiles.table import Curve
-from ...workloads.errors import SloBenchError
-from ..results.engine_logs import EngineSettings, RealLog
-from ..results.request_blocks import HASH_IDS
-from .log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
-from .snapped_replay import Snapped, Span, snapped_replay
+from ....predictors.profiles.build import linear_curve
+from ....predictors.profiles.calibration import Calibration, hats
+from ....predictors.profiles.formulas import TABLE, available
+from ....predictors.profiles.profile import Profile
+from ....predictors.profiles.table import Curve
+from ....workloads.errors import SloBenchError
+from ...results.engine_logs import EngineSettings, RealLog
+from ...results.request_blocks import HASH_IDS
+from ..replay.log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
+from ..replay.snapped_replay import Snapped, Span, snapped_replay
 
 Floats = NDArray[np.float64]
 Progress = Callable[[str], None]

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....predictors.bands import (
-    EXPERTS,
-    METRICS,
-    Setting,
-    model_kind,
-    residual_id,
-    residuals,
-)
+from ....predictors.bands import EXPERTS, METRICS, Setting, model_kind, residual_id, residuals
 from ....predictors.specs import model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json

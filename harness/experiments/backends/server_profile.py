@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...predictors.profiles.fit import fit_links
-from ...predictors.profiles.profile import Profile, Source, table_of, write_profile
-from ...predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
-from ...predictors.specs import ModelSpec, model
-from ...workloads.errors import SloBenchError
-from ..engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
-from ..experiments.experiment import Experiment
-from ..results.engine_logs import meta_path, read_meta
-from .step_log import StepLogContent, logged
+from ....predictors.profiles.fit import fit_links
+from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ....predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
+from ....predictors.specs import ModelSpec, model
+from ....workloads.errors import SloBenchError
+from ...engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
+from ...results.engine_logs import meta_path, read_meta
+from ...results.step_log import StepLogContent, logged
+from ..experiment import Experiment
 
 _RATES = (2.0, 8.0, 64.0)  # the last all at once: prompts beside many that decode
 _LONGEST_PROMPT, _LONGEST_ANSWER = 1024, 128
@@ -181,7 +181,7 @@ def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile
     try:
         import torch
 
-        from ..engine.torch.measure import measured_device
+        from ...engine.torch.measure import measured_device
     except ImportError:
         return profile
     kind = {short: long for long, short in _DTYPES.items()}[profile.kv_dtype]

@@ -29,7 +29,7 @@ from ...predictors.specs import gpu
 from ...workloads.errors import SloBenchError
 from ...workloads.lengths import Quantiles, mean_tokens
 from ...workloads.prefixes import BLOCK_SIZE
-from ..load_generator.server_metrics import HistogramCounts, MetricsSnapshot
+from .server_metrics import HistogramCounts, MetricsSnapshot
 
 Floats = NDArray[np.float64]
 

@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.profile import Profile, read_profile
-from ...workloads.errors import SloBenchError
-from ...workloads.whole_file import write_whole
-from ..core.records.decision_counts import DecisionCounts
-from ..core.records.request_records import Outcome, Records
-from ..core.wire import DROPPED, OFFLOADED, REJECTED
-from ..engine.loop.traced import EngineTrace, InstanceLog, State
-from ..experiments.execution.specs import CellSpec
-from ..load_generator.http.wire_requests import REQUEST_ID
-from ..policies.systems import system
-from ..results.cell_files import Choice, Column, gzip_csv
-from ..results.compared_decisions import ASPECTS, AWAY, COUNTS, FOLDER, TABLE
-from ..results.run_folder import read_rows
+from ....predictors.profiles.profile import Profile, read_profile
+from ....workloads.errors import SloBenchError
+from ....workloads.whole_file import write_whole
+from ...core.records.decision_counts import DecisionCounts
+from ...core.records.request_records import Outcome, Records
+from ...core.wire import DROPPED, OFFLOADED, REJECTED
+from ...engine.loop.traced import EngineTrace, InstanceLog, State
+from ...experiments.execution.specs import CellSpec
+from ...load_generator.http.wire_requests import REQUEST_ID
+from ...policies.systems import system
+from ...results.cell_files import Choice, Column, gzip_csv
+from ...results.compared_decisions import ASPECTS, AWAY, COUNTS, FOLDER, TABLE
+from ...results.run_folder import read_rows
+from ...results.step_log import lines_of
 from .log_replay import AskedRequests, replay_of, simulated_again
 from .measured_level import (
     MeasuredLevel,
@@ -44,7 +45,6 @@ from .measured_level import (
     swap_s_per_token,
 )
 from .run_replay import FOLDER as VALIDATION
-from .step_log import lines_of
 
 Ints = NDArray[np.int64]
 

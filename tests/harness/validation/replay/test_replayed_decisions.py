@@ -17,11 +17,11 @@ from slo_bench.harness.core.records.request_records.request_records import Outco
 from slo_bench.harness.engine.loop.traced import EngineTrace, State
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.experiments.explain.trace import MeasuredCell
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.cell_files import gzip_csv, request_columns
 from slo_bench.harness.results.compared_decisions import TABLE, decisions_on, read_decisions
-from slo_bench.harness.validation import decisions
-from slo_bench.harness.validation.trace import MeasuredCell
+from slo_bench.harness.validation.replay import replayed_decisions as decisions
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.formulas import profiled_step_time
 from slo_bench.predictors.profiles.profile import Source, write_profile
@@ -134,7 +134,7 @@ def run(tmp_path, monkeypatch):
         (spec,) = Experiment(systems=[name], rates=8, requests=REQUESTS, seeds=1).plan().cells
         monkeypatch.setattr(decisions, "planned_cells", lambda _: {CELL: spec})
         monkeypatch.setattr(
-            "slo_bench.harness.validation.measured_level.workload_of", lambda _: load
+            "slo_bench.harness.validation.replay.measured_level.workload_of", lambda _: load
         )
         return folder
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from slo_bench import SloBenchError
+from slo_bench.harness.load_generator.observed import observed
 from slo_bench.harness.load_generator.server_metrics import (
     HistogramCounts,
     MetricsSnapshot,
     read_text,
 )
-from slo_bench.harness.validation.observed import observed
 from slo_bench.predictors.profiles.whole_steps import made_of
 from slo_bench.predictors.specs import model
 from slo_bench.workloads.lengths import mean_tokens
