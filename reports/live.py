@@ -17,8 +17,8 @@ from pathlib import Path
 from markupsafe import escape
 
 from ..harness.results.run_folder import CAPACITY_FILE, CELLS, PLANNED, TUNED
-from ..harness.servers import http_server
-from ..harness.servers.prometheus import CONTENT_TYPE, Sample, exposition, labels
+from ..harness.servers.http import http_server
+from ..harness.servers.http.prometheus import CONTENT_TYPE, Sample, exposition, labels
 from ..workloads.errors import SloBenchError
 from ..workloads.parsing import parse_json
 from .pages.document import asset

@@ -94,26 +94,34 @@ EXCEPTIONS = {
     "harness/results/checkpoint.py": "tests/tuner/capacity/test_capacity_folder.py",
     "harness/results/energy.py": "tests/predictors/test_power.py",
     "harness/results/request_blocks.py": "tests/harness/validation/replay/test_log_replay.py",
-    "harness/servers/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
+    "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
-    "harness/servers/launch/sglang_cpu/": (
-        "tests/harness/servers/plugins/sglang/test_sglang_recipe.py"
-    ),
+    "harness/servers/sglang/cpu/": ("tests/harness/servers/sglang/test_sglang_recipe.py"),
     "harness/servers/mock/": "tests/harness/load_generator/test_http_mock.py",
-    "harness/servers/plugins/sglang/": "tests/harness/servers/plugins/sglang/test_sglang_*.py",
-    "harness/servers/plugins/vllm/": "tests/harness/servers/plugins/vllm/test_*.py",
-    "harness/servers/prometheus.py": "tests/harness/servers/gateway/test_gateway.py",
-    "harness/servers/torch_embeddings.py": "tests/harness/servers/test_torch_server_openai.py",
-    "harness/servers/torch_generation.py": "tests/harness/servers/test_torch_server_openai.py",
+    "harness/servers/sglang/plugin/": "tests/harness/servers/sglang/test_*.py",
+    "harness/servers/vllm/plugin/": "tests/harness/servers/vllm/test_*.py",
+    "harness/servers/http/prometheus.py": "tests/harness/servers/gateway/test_gateway.py",
+    "harness/servers/torch/torch_embeddings.py": (
+        "tests/harness/servers/torch/test_torch_server_openai.py"
+    ),
+    "harness/servers/torch/torch_generation.py": (
+        "tests/harness/servers/torch/test_torch_server_openai.py"
+    ),
     "harness/experiments/labelled_run.py": "tests/cli/test_predict_commands.py",
-    "harness/validation/replay/measured_level.py": "tests/harness/validation/replay/test_run_replay.py",
+    "harness/validation/replay/measured_level.py": (
+        "tests/harness/validation/replay/test_run_replay.py"
+    ),
     "harness/experiments/backends/server_profile.py": (
         "tests/harness/servers/launch/test_backends_profile.py"
     ),
-    "harness/validation/replay/snapped_replay.py": "tests/harness/validation/calibration/test_calibrate.py",
+    "harness/validation/replay/snapped_replay.py": (
+        "tests/harness/validation/calibration/test_calibrate.py"
+    ),
     "harness/experiments/explain/stages.py": "tests/harness/experiments/test_trace.py",
-    "harness/validation/replay/step_replay.py": "tests/harness/validation/replay/test_run_replay.py",
+    "harness/validation/replay/step_replay.py": (
+        "tests/harness/validation/replay/test_run_replay.py"
+    ),
     "policy.py": "tests/test_public_api.py",
     "predictors/lengths/stream.py": "tests/cli/test_predict_commands.py",
     "predictors/load_forecaster.py": "tests/harness/policies/*/test_forecast.py",

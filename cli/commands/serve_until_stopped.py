@@ -191,7 +191,7 @@ def serve_torch(
     from ...harness.servers.gateway import GatewayPlan
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.launch.random_model import TINY
-    from ...harness.servers.torch_server import serving_model
+    from ...harness.servers.torch.torch_server import serving_model
 
     if model is None:
         say(f"{TINY}: a tiny Llama with random weights, made here")

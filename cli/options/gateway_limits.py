@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from ...harness.experiments.config.setting import setting
-from ...harness.servers.http_limits import DEFAULT_LIMITS, HttpLimits
+from ...harness.servers.http.http_limits import DEFAULT_LIMITS, HttpLimits
 
 _PANEL = "Limits of the gateway (any of them puts one before a single server)"
 

@@ -21,7 +21,7 @@ class Vllm(Policy):
     Under KV pressure the last comer is recomputed later. Names of parameters are vLLM's own.
     Batches, victims and ends equal those of vLLM 0.32's schedulers step by step, with and without
     asynchronous scheduling and prefix caching
-    (`tests/harness/servers/plugins/vllm/test_stock_scheduler.py`).
+    (`tests/harness/servers/vllm/test_stock_scheduler.py`).
 
     Deviates from vLLM in one thing: two requests that enter in the same iteration do not share
     the prefix that one of them is just computing.

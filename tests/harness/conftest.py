@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference.plain import PlainInstance
-from slo_bench.harness.core.records.request_records.request_records import Records, Result
+from slo_bench.harness.core.records.request_records import Records, Result
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import System
 from slo_bench.workloads.workload import Workload

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Totals
+from slo_bench.harness.core.records.request_records import Totals
 from slo_bench.harness.results.energy import Energy, unit_costs
 from slo_bench.predictors.power import PowerModel, power_model
 from slo_bench.predictors.specs import gpu

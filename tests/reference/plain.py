@@ -22,7 +22,7 @@ from slo_bench.harness.core.device import Away, SplitStepTime, StageDevice, occu
 from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.module_moves import Module
 from slo_bench.harness.core.policy import Policy
-from slo_bench.harness.core.queues.wait_queue.wait_queue import REKEY_AT_MOST
+from slo_bench.harness.core.queues.wait_queue import REKEY_AT_MOST
 from slo_bench.harness.core.state import Phase, Release, RequestState
 from slo_bench.harness.core.view import Predictions
 from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.records.request_records.request_records import Records
+from slo_bench.harness.core.records.request_records import Records
 from slo_bench.workloads.workload import Workload
 
 

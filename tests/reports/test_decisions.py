@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from slo_bench.harness.core.records.request_records.decision_counts import DECISIONS
+from slo_bench.harness.core.records.decision_counts import DECISIONS
 from slo_bench.reports.pages import decisions
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.experiments.experiment import Experiment, RunResult
 from slo_bench.harness.experiments.explain.trace import replay
 from slo_bench.reports.pages.explain import (

@@ -149,7 +149,12 @@ def test_import_failure_blames_no_package_for_a_name_that_a_users_file_invents(
 
 # The following holds the imports of the package against the groups of pyproject.toml.
 
-INSIDE_SERVERS = ("harness/servers/plugins/", "harness/servers/launch/sglang_cpu/")
+INSIDE_SERVERS = (
+    "harness/servers/plugin/",
+    "harness/servers/vllm/plugin/",
+    "harness/servers/sglang/plugin/",
+    "harness/servers/sglang/cpu/",
+)
 # Lazy imports that no guard in the same module precedes, since the caller has one.
 GUARDED_BY_CALLER = {
     "harness/engine/torch/threads.py",  # computes in an engine that was loaded

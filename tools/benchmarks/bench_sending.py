@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.load_generator.http.options import HttpOptions
 from slo_bench.harness.load_generator.http.wire_requests import Bodies, WireRequests

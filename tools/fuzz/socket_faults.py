@@ -41,7 +41,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.gateway import GatewayPlan, serving

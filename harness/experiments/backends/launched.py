@@ -45,7 +45,7 @@ from ...servers.launch.environments import environment, home
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_args import kv_offload_args, parallel_args, speculative_args
 from ...servers.launch.server_process import ServerError, ServerProcess
-from ...servers.plugins.contract import EMBED_PASSES
+from ...servers.plugin.contract import EMBED_PASSES
 from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec

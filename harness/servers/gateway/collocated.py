@@ -16,8 +16,8 @@ from typing import Any
 
 from ...core.wire import VLLM_FIELD
 from ...load_generator.http.endpoint import Endpoint
-from ..http_server import HttpRequest, Reply, error_body, json_object, refuse, respond_json
-from ..prometheus import Sample
+from ..http.http_server import HttpRequest, Reply, error_body, json_object, refuse, respond_json
+from ..http.prometheus import Sample
 from .health_checks import Say
 from .instances import RoutedServerGroup
 from .replies import CollectedReply

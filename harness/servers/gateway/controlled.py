@@ -19,8 +19,8 @@ from ...core.state import Release, RequestState
 from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
-from ..http_server import HttpRequest, Reply, refuse
-from ..prometheus import Sample
+from ..http.http_server import HttpRequest, Reply, refuse
+from ..http.prometheus import Sample
 from .health_checks import MECHANISMS, CheckedServers, Say
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
-from .. import prometheus
-from ..http_server import HttpRequest, Reply
-from ..prometheus import Sample
+from ..http import prometheus
+from ..http.http_server import HttpRequest, Reply
+from ..http.prometheus import Sample
 from .replies import CollectedReply
 from .upstream import ConnectionLostError, UnreachableError, Upstream
 

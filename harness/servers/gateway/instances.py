@@ -11,8 +11,8 @@ from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
-from ..http_server import HttpRequest, Reply, refuse
-from ..prometheus import Sample
+from ..http.http_server import HttpRequest, Reply, refuse
+from ..http.prometheus import Sample
 from .health_checks import CheckedServers, Say
 from .states import prefix_blocks
 from .upstream import ConnectionLostError, UnreachableError

@@ -17,8 +17,8 @@ from ....workloads.errors import SloBenchError
 from ...core.wire import PredictedLength, predicted_length_from_wire
 from ...load_generator.http.answers import Raw
 from ...load_generator.http.length_prediction import BatchedPredictions, LengthPrediction, Predicted
-from ..http_server import HttpRequest, Reply
-from ..prometheus import Sample
+from ..http.http_server import HttpRequest, Reply
+from ..http.prometheus import Sample
 from .health_checks import Say
 from .replies import CountedReply
 from .routes import Serving

@@ -22,8 +22,8 @@ from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import IdleModel, SharingPolicy
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
-from ..http_server import HttpRequest, Reply, refuse, respond, respond_json
-from ..prometheus import Sample
+from ..http.http_server import HttpRequest, Reply, refuse, respond, respond_json
+from ..http.prometheus import Sample
 from .health_checks import Say
 from .replies import BufferedReply
 from .states import state_of

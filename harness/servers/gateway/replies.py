@@ -10,7 +10,7 @@ from typing import Any
 from ...core.wire import OFFLOADED
 from ...load_generator.http.answers import Raw
 from ...load_generator.http.faults import RequestFault
-from ..http_server import Headers, Reply, json_object
+from ..http.http_server import Headers, Reply, json_object
 
 _MOST_BYTES = 16 << 20
 _GIVEN_BACK = OFFLOADED.encode()

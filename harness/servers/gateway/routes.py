@@ -8,8 +8,8 @@ import hmac
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..http_server import Clients, HttpRequest, Reply, refuse, respond
-from ..prometheus import CONTENT_TYPE, Sample, exposition
+from ..http.http_server import Clients, HttpRequest, Reply, refuse, respond
+from ..http.prometheus import CONTENT_TYPE, Sample, exposition
 from .health_checks import MECHANISMS
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin

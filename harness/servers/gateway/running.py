@@ -18,9 +18,9 @@ from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
-from ..http_limits import DEFAULT_LIMITS, HttpLimits
-from ..http_server import Clients, Ready, in_thread, serve
-from ..plugins.contract import PolicySpec
+from ..http.http_limits import DEFAULT_LIMITS, HttpLimits
+from ..http.http_server import Clients, Ready, in_thread, serve
+from ..plugin.contract import PolicySpec
 from .collocated import CollocatedServing
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, CheckedServers, Say

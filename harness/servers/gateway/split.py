@@ -14,7 +14,7 @@ from typing import Any
 
 from ....workloads.errors import UnknownNameError
 from ...core.wire import LOAD_KV, STORE_KV
-from ..http_server import HttpRequest, Reply, refuse
+from ..http.http_server import HttpRequest, Reply, refuse
 from .health_checks import CheckedServers
 from .replies import CollectedReply
 

@@ -9,7 +9,7 @@ from typing import cast
 import httptools
 
 from ...load_generator.http.endpoint import Endpoint
-from ..http_server import Headers, HttpRequest, Reply, end_to_end
+from ..http.http_server import Headers, HttpRequest, Reply, end_to_end
 
 CONNECT_LIMIT_S = 5.0
 

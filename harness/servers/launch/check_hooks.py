@@ -21,9 +21,9 @@ from .server_process import plugin_folder
 _PATIENCE_S = 300.0
 _MARK = "slo_bench_hooks "  # servers print on stdout while they are imported
 _CODE = {
-    "vllm": "from slo_bench.harness.servers.plugins.vllm.hooks import "
+    "vllm": "from slo_bench.harness.servers.vllm.plugin.hooks import "
     "HOOKS as names, moved, vllm_version as version",
-    "sglang": "from slo_bench.harness.servers.plugins.sglang.targets import "
+    "sglang": "from slo_bench.harness.servers.sglang.plugin.targets import "
     "TARGETS as names, moved, sglang_version as version",
 }
 

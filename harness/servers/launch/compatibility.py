@@ -8,7 +8,7 @@ from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Collocated
 from ...core.policy import AnyPolicy, Policy
 from ...policies.systems import System, several_models
-from ..plugins.sglang.compatibility import refusal as sglang_refusal
+from ..sglang.plugin.sglang_compatibility import refusal as sglang_refusal
 from .backend_names import SIMULATED, TORCH
 
 _ONE_MODEL = (

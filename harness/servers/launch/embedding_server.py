@@ -11,9 +11,9 @@ from pathlib import Path
 from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
 from ...load_generator.machine import started_on
-from ..plugins.contract import EmbedderBeside
+from ..plugin.contract import EmbedderBeside
 
-_MODULE = "slo_bench.harness.servers.torch_embeddings"
+_MODULE = "slo_bench.harness.servers.torch.torch_embeddings"
 _STOP_S = 20.0
 
 

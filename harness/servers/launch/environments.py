@@ -30,9 +30,9 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
+from ..sglang.sglang_recipe import SGLANG
+from ..vllm.vllm_recipe import VLLM
 from .recipe import Build, InstallStep, Recipe
-from .sglang import SGLANG
-from .vllm import VLLM
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none

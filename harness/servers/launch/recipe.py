@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.policy import AnyPolicy
-from ..plugins.contract import EmbedderBeside
+from ..plugin.contract import EmbedderBeside
 from .server_args import check_no_secrets, stage_layers
 
 # Variables that switch kvcached on, if it is installed in the server's environment: KV pages are

@@ -21,10 +21,10 @@ from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
+from ..vllm.nixl_handshake import nixl_handshake
 from .compatibility import check
 from .environments import RECIPES, Environment, environment, recipe, server_of
 from .gpus import gpus_each, shares, visible_gpus
-from .nixl_handshake import nixl_handshake
 from .recipe import KvTransfer, Launch, ServerSettings
 from .server_args import parallel_args
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving

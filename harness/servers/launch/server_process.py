@@ -29,7 +29,7 @@ import httpx
 from ....workloads.errors import SloBenchError
 from ...engine.compiled_core import core_is_compiled
 from ...load_generator.machine import started_on
-from ..plugins.contract import (
+from ..plugin.contract import (
     EMBEDDER_VARIABLE,
     HANDSHAKE_VARIABLE,
     NUM_CPU_BLOCKS_VARIABLE,
@@ -55,10 +55,10 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 # Both servers load their group in every one of their processes.
 _ENTRY_POINTS = """\
 [vllm.general_plugins]
-slo_bench = slo_bench.harness.servers.plugins.vllm.plugin:register
+slo_bench = slo_bench.harness.servers.vllm.plugin.vllm_plugin:register
 
 [sglang.srt.plugins]
-slo_bench = slo_bench.harness.servers.plugins.sglang.plugin:register
+slo_bench = slo_bench.harness.servers.sglang.plugin.sglang_plugin:register
 """
 _VERSION = version("slo-bench")
 _METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {_VERSION}\n"

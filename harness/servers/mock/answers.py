@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.wire import OFFLOADED
-from ..http_server import (
+from ..http.http_server import (
     ClientReply,
     Headers,
     HttpRequest,
@@ -18,7 +18,7 @@ from ..http_server import (
     respond,
     respond_json,
 )
-from ..prometheus import CONTENT_TYPE
+from ..http.prometheus import CONTENT_TYPE
 from .config import InjectedFault
 from .service import MockJob, Service, Truth
 

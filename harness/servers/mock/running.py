@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
-from ..http_server import Ready, Served, in_thread, run, serve
+from ..http.http_server import Ready, Served, in_thread, run, serve
 from .answers import MockHandler
 from .config import MockConfig
 from .service import Service, Truth

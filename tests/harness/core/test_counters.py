@@ -8,7 +8,7 @@ import pytest
 from reference.settings import BESIDE, SEVERAL, TALKS
 from slo_bench import Experiment
 from slo_bench.harness.core.counters import Counters
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Records
+from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.mechanisms import overtook
 from slo_bench.workloads.errors import UnknownNameError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.records.request_records.request_records import Gaps
+from slo_bench.harness.core.records.request_records import Gaps
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_v0 import VllmV0
 from slo_bench.workloads.workload import Workload

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.core.decisions import Limits, ReleaseReason, Timeout
 from slo_bench.harness.core.policy import Policy, StaticPolicy
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.orca import Orca
 from slo_bench.harness.policies.sarathi import Sarathi
@@ -347,7 +347,7 @@ def test_policy_that_drops_every_request_gives_only_dropped_records(
 
 
 def test_empty_records_are_unfinished_and_unplaced():
-    from slo_bench.harness.core.records.request_records.request_records import Records
+    from slo_bench.harness.core.records.request_records import Records
 
     records = Records.empty(2)
     assert (records.outcome == Outcome.UNFINISHED).all()

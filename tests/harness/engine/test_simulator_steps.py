@@ -22,7 +22,7 @@ from slo_bench.harness.core.decisions import (
     Timeout,
 )
 from slo_bench.harness.core.policy import Policy
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Records
+from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import SYSTEMS, System

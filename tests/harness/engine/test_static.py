@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.policy import StaticPolicy
-from slo_bench.harness.core.records.request_records.judging import judge
+from slo_bench.harness.core.records.judging import judge
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.ljf import LongestJobFirst
 from slo_bench.harness.policies.sjf import ShortestJobFirst

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference import plain
 from reference.plain import PlainInstance
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.simulator import static
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS

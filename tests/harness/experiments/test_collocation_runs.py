@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.core.records.request_records.judging import judge
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Records
+from slo_bench.harness.core.records.judging import judge
+from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.engine.loop.overlong_requests import fit, fit_embeds
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import workload_of

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from reference.examples import examples
 from slo_bench import Experiment
-from slo_bench.harness.core.records.request_records.quantile_sketch import RELATIVE_ERROR
-from slo_bench.harness.core.records.request_records.request_records import (
+from slo_bench.harness.core.records.quantile_sketch import RELATIVE_ERROR
+from slo_bench.harness.core.records.request_records import (
     EndedBlock,
     Outcome,
     Records,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.core.policy import Policy
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.loop.traced import EngineTrace
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.specs import (

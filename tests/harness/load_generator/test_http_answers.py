@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import answers
 from slo_bench.harness.load_generator.http.answers import Raw, read_answer, unchunk
 from slo_bench.harness.load_generator.http.faults import RequestFault

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, PromptFormat
 from slo_bench.harness.load_generator.http.answers import CompletionResult
 from slo_bench.harness.load_generator.http.conversations import (

@@ -5,7 +5,7 @@ import socket
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import (
     Api,
     Endpoint,

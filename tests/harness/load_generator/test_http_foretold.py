@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.predictions import LearnedPredictions
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire
 from slo_bench.harness.load_generator import send_job

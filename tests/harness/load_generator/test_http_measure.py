@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, drive
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.send_job import Share, processes_for, rows_elsewhere

@@ -117,7 +117,7 @@ def test_the_reason_names_the_most_common_fault_and_what_was_not_sent():
 
 def test_rejected_by_a_policy_and_slow_answers_are_results():
     assert unserved_because(columns(), {1: f"{REJECTED} by edf"}) is None
-    from slo_bench.harness.core.records.request_records.request_records import Outcome
+    from slo_bench.harness.core.records.request_records import Outcome
 
     slow = columns(outcome=Outcome.UNFINISHED, first_token_s=[np.nan, 1.0, np.nan])
     assert unserved_because(slow, {}) is None

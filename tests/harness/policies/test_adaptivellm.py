@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slo_bench import Experiment
 from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.decisions import NextQueue, PreemptionMode
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import workload_of

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.records.request_records.judging import judge
-from slo_bench.harness.core.records.request_records.request_records import (
+from slo_bench.harness.core.records.judging import judge
+from slo_bench.harness.core.records.request_records import (
     Gaps,
     Outcome,
     Records,

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.judging import judge
-from slo_bench.harness.core.records.request_records.request_records import (
+from slo_bench.harness.core.records.judging import judge
+from slo_bench.harness.core.records.request_records import (
     Outcome,
     Records,
     Timeline,

@@ -88,9 +88,9 @@ def test_wall_clock_steps_during_a_run_change_no_result(tmp_path, monkeypatch):
 WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measured
     "harness/servers/launch/environments.py": "when an environment was made",
     "harness/experiments/backends/launched.py": "the name of a folder",
-    "harness/servers/torch_embeddings.py": "a field of OpenAI's answers",
-    "harness/servers/torch_generation.py": "a field of OpenAI's answers",
-    "harness/servers/torch_server.py": "a field of OpenAI's answers",
+    "harness/servers/torch/torch_embeddings.py": "a field of OpenAI's answers",
+    "harness/servers/torch/torch_generation.py": "a field of OpenAI's answers",
+    "harness/servers/torch/torch_server.py": "a field of OpenAI's answers",
     "harness/experiments/backends/vllm_json.py": "a field of vLLM's files",
     "harness/engine/torch/tiers.py": "an order, which a step back does not turn round",
     "harness/experiments/experiment.py": "the name of a folder, and when a run was made",

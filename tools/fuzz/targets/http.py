@@ -19,8 +19,8 @@ from slo_bench.harness.servers.gateway.upstream import (
     _StaleError,
     wire,
 )
-from slo_bench.harness.servers.http_limits import HttpLimits
-from slo_bench.harness.servers.http_server import (
+from slo_bench.harness.servers.http.http_limits import HttpLimits
+from slo_bench.harness.servers.http.http_server import (
     Clients,
     Handler,
     HttpConnection,

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.decisions import Line
-from slo_bench.harness.core.queues.wait_queue.line_queue import LineQueue
+from slo_bench.harness.core.queues.line_queue import LineQueue
 
 
 class _Request:

@@ -1,6 +1,6 @@
 """Which decisions of a policy inside a server were a choice."""
 
-from slo_bench.harness.core.records.request_records.decision_counts import DECISIONS, DecisionCounts
+from slo_bench.harness.core.records.decision_counts import DECISIONS, DecisionCounts
 
 
 def test_order_decision_of_a_single_request_is_not_counted():

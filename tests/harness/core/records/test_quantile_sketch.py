@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.records.request_records.quantile_sketch import (
+from slo_bench.harness.core.records.quantile_sketch import (
     LEAST_S,
     RELATIVE_ERROR,
     QuantileSketch,
 )
-from slo_bench.harness.core.records.request_records.request_records import Gaps
+from slo_bench.harness.core.records.request_records import Gaps
 
 SHARES = (0.0, 0.01, 0.5, 0.9, 0.99, 1.0)
 WITHIN = RELATIVE_ERROR * (1 + 1e-6)  # rounding of a logarithm at the bound of a bucket

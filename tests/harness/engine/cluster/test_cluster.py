@@ -15,7 +15,7 @@ from reference.plain import PlainInstance
 from slo_bench.harness.core.decisions import Admission, Limits, ReleaseReason, Timeout
 from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.policy import Policy
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import Arrivals
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.loop.loop import Loop

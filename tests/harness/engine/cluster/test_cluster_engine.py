@@ -24,7 +24,7 @@ from slo_bench.harness.core.cluster_policy import (
 )
 from slo_bench.harness.core.decisions import PreemptionMode, ReleaseReason, Timeout
 from slo_bench.harness.core.policy import parameter
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Records
+from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.instance import Instance
 from slo_bench.harness.engine.loop.instance import EngineStuckError

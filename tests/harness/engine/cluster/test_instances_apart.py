@@ -17,8 +17,8 @@ from reference.workloads import one_prefix
 from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
-from slo_bench.harness.core.records.request_records.judging import judge
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.judging import judge
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.cluster.instance import device_groups
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulated_instances import Builder, instances_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference.examples import examples
 from slo_bench.harness.core.multi_model_policy import SharingPolicy
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Result
+from slo_bench.harness.core.records.request_records import Outcome, Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.multi_model import SharedGpuCluster
 from slo_bench.harness.engine.simulator.simulate import simulate

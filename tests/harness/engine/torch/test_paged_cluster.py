@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.predictions import Guess
-from slo_bench.harness.core.records.request_records.request_records import Result
+from slo_bench.harness.core.records.request_records import Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import system

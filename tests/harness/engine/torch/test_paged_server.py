@@ -20,7 +20,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from slo_bench.harness.servers.torch_server import serving_model  # noqa: E402
+from slo_bench.harness.servers.torch.torch_server import serving_model  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -26,7 +26,7 @@ from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
 from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
 from slo_bench.harness.policies.systems import system  # noqa: E402
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields  # noqa: E402
-from slo_bench.harness.servers.torch_server import serving_model  # noqa: E402
+from slo_bench.harness.servers.torch.torch_server import serving_model  # noqa: E402
 from slo_bench.workloads.request import Slo  # noqa: E402
 
 pytestmark = pytest.mark.torch

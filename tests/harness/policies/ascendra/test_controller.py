@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp, DecodeLengths
 from slo_bench.harness.policies.shared.timeouts import SarathiDrop, VllmDrop, VllmV0Drop

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.queues.wait_queue.room_queue import RoomQueue
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.queues.room_queue import RoomQueue
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
 from slo_bench.harness.policies.vllm import Vllm

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reference.plain import PlainInstance
 from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.decisions import PreemptionMode
-from slo_bench.harness.core.records.request_records.request_records import Outcome, Records, Result
+from slo_bench.harness.core.records.request_records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.collocation.policy import (

@@ -22,7 +22,7 @@ import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
-from slo_bench.harness.servers.http_limits import HttpLimits
+from slo_bench.harness.servers.http.http_limits import HttpLimits
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.faults import RequestFault
@@ -37,9 +37,9 @@ from slo_bench.harness.servers.launch.server_process import (
     plugin_folder,
     serving,
 )
-from slo_bench.harness.servers.launch.sglang import SGLANG
-from slo_bench.harness.servers.plugins.contract import POLICY_VARIABLE, PolicySpec
-from slo_bench.harness.servers.plugins.sglang.targets import HOOKS
+from slo_bench.harness.servers.plugin.contract import POLICY_VARIABLE, PolicySpec
+from slo_bench.harness.servers.sglang.plugin.targets import HOOKS
+from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -263,7 +263,7 @@ def waiting(first_deadline_s=100):
 
 def test_plugin_hooks_fit_the_installed_sglang(sglang):
     code = (
-        "import json, sys; from slo_bench.harness.servers.plugins.sglang.targets import moved; "
+        "import json, sys; from slo_bench.harness.servers.sglang.plugin.targets import moved; "
         "json.dump(moved(), sys.stdout)"
     )
     assert json.loads(_inside(sglang, code).stdout) == []

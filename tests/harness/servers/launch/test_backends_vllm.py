@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.wire import DROPPED, REJECTED, VLLM_FIELD
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.faults import RequestFault

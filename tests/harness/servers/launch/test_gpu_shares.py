@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.servers.launch.gpus import gpus_each, shares
 from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.harness.servers.launch.server_process import _environ
-from slo_bench.harness.servers.launch.vllm import VLLM
+from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
 from slo_bench.workloads.errors import SloBenchError
 
 

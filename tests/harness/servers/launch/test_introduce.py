@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slo_bench.harness.servers.launch.nixl_handshake import nixl_handshake
 from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.harness.servers.vllm.nixl_handshake import nixl_handshake
 
 KEPT = {"remote_block_ids": [[7]]}
 
@@ -62,7 +62,7 @@ def answering(name: str, log: Path, statuses: list[int]) -> Iterator[tuple[Any, 
 
 
 def test_nixl_handshake_is_repeated_after_a_failure(tmp_path, monkeypatch):
-    monkeypatch.setattr("slo_bench.harness.servers.launch.nixl_handshake._AGAIN_S", 0.01)
+    monkeypatch.setattr("slo_bench.harness.servers.vllm.nixl_handshake._AGAIN_S", 0.01)
     log = tmp_path / "s.log"
     messages: list[str] = []
     with (

@@ -23,9 +23,9 @@ from slo_bench.harness.servers.launch.compatibility import check, compatibility_
 from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
 from slo_bench.harness.servers.launch.serve import Serve
 from slo_bench.harness.servers.launch.server_process import plugin_folder
-from slo_bench.harness.servers.launch.sglang import SGLANG
-from slo_bench.harness.servers.launch.vllm import VLLM
-from slo_bench.harness.servers.plugins.contract import PolicySpec
+from slo_bench.harness.servers.plugin.contract import PolicySpec
+from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
+from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.workloads.errors import SloBenchError
 

@@ -26,8 +26,8 @@ from slo_bench.harness.servers.launch.model_lifecycle import (
 from slo_bench.harness.servers.launch.recipe import KVCACHED, Launch
 from slo_bench.harness.servers.launch.serve import Serve
 from slo_bench.harness.servers.launch.server_process import ServerError
-from slo_bench.harness.servers.launch.sglang import SGLANG
-from slo_bench.harness.servers.launch.vllm import VLLM
+from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
+from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
 from slo_bench.workloads.errors import SloBenchError
 
 

@@ -13,7 +13,7 @@ from slo_bench.harness.experiments.backends.launched import (
     swap_problem,
 )
 from slo_bench.harness.servers.launch.server_process import ServerProcess
-from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file
+from slo_bench.harness.servers.plugin.contract import HANDSHAKE_VARIABLE, Tally, tally_file
 
 BEFORE = {"decided_out": 3, "executed_out": 3, "decided_in": 3, "executed_in": 3}
 BEFORE |= {"preempted_swap": 3, "preempted_recompute": 1}

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from slo_bench.harness.core.records.request_records.judging import judge
-from slo_bench.harness.core.records.request_records.request_records import Outcome
+from slo_bench.harness.core.records.judging import judge
+from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.loop.traced import EngineTrace, State
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.experiment import Experiment

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reference.examples import examples
 from reference.plain import PlainInstance
-from slo_bench.harness.core.records.request_records.request_records import Records
+from slo_bench.harness.core.records.request_records import Records
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime

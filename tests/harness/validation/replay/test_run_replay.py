@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from reference.plain import PlainInstance
 from slo_bench.cli.main import app
-from slo_bench.harness.core.records.request_records.judging import judge
+from slo_bench.harness.core.records.judging import judge
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.cell_files import gzip_csv, request_columns

@@ -1,0 +1,1 @@
+"""Speaks HTTP, knows no model."""

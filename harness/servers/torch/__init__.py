@@ -1,0 +1,1 @@
+"""The torch engine as a server."""
