@@ -98,14 +98,14 @@ if TYPE_CHECKING:
     from .reports.compare.comparing import read_results as read_results
     from .reports.figures.notebook import plotly_figures as plotly_figures
     from .reports.pages.run_page import write_report as write_report
-    from .tuner.capacity.asked import CapacityOptions as CapacityOptions
+    from .tuner.capacity.capacity_options import CapacityOptions as CapacityOptions
     from .tuner.capacity.folder import CapacityResult as CapacityResult
     from .tuner.capacity.folder import search_capacity as search_capacity
     from .tuner.planning import PlanOptions as PlanOptions
     from .tuner.planning import TargetLoad as TargetLoad
     from .tuner.planning import plan_cheapest as plan_cheapest
     from .tuner.search.settings import TuneSettings as TuneSettings
-    from .tuner.search.tune import tune as tune
+    from .tuner.search.tuning_run import tune as tune
     from .workloads.errors import SloBenchError as SloBenchError
     from .workloads.request import Request as Request
     from .workloads.slo import parse_slo as parse_slo

@@ -6,7 +6,7 @@ import gc
 import sys
 
 from .interrupts import leave, settle, watch
-from .streams import exit_code_of, lost_output, prepare
+from .standard_streams import exit_code_of, lost_output, prepare
 
 # Objects between two collections: imports make hundreds of thousands that all stay.
 _COLLECT_AFTER = 20_000

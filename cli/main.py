@@ -162,7 +162,7 @@ def _exit_code(error: Exception) -> int:
         typer.echo("error: memory is exhausted; use fewer requests, cells or --jobs", err=True)
         return 2
     if isinstance(error, OSError):
-        from .streams import exit_code_of, lost_output
+        from .standard_streams import exit_code_of, lost_output
 
         if (lost := lost_output()) is not None:
             return exit_code_of(lost)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..workloads.errors import SloBenchError
 from .dtypes import SIXTEEN_BIT_BYTES
 from .model_spec import ModelSpec
-from .profiles.table import TableStepTime
+from .profiles.step_time_table import TableStepTime
 from .roofline import OperatorRoofline
 from .specs import GpuSpec, LinkSpec
 from .step_time import StepTimeModel

@@ -24,15 +24,15 @@ from ..workloads.extras import need
 from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
-from .lengths.config import PredictorConfig, find_base
 from .lengths.distribution import buckets_in, error_shares
+from .lengths.predictor_config import PredictorConfig, find_base
 
 if TYPE_CHECKING:
-    from .lengths.baselines import Baseline
     from .lengths.distribution import PredictedDistributions
+    from .lengths.length_baselines import Baseline
+    from .lengths.length_samples import Prompt
     from .lengths.online_predictor import LengthPrediction, OnlineLengthPredictor
     from .lengths.predictor import TrainedPredictor
-    from .lengths.samples import Prompt
 
 
 _MIDDLES = np.array([bucket_middle_tokens(bucket) for bucket in range(len(BUCKET_EDGES))])
@@ -176,7 +176,7 @@ class LearnedLength:
         text = None if workload.texts is None else workload.texts[row]
         if not text:
             return None
-        from .lengths.samples import Prompt
+        from .lengths.length_samples import Prompt
 
         model = self.model or workload.model_names[workload.model_index[row]]
         _warn_of_unknown(self.folder, model)
@@ -297,8 +297,8 @@ class TfIdf:
 
 @file_cache(maxsize=4)
 def _tfidf(folder: str) -> Baseline:
-    from .lengths.baselines import calibrated_on, tfidf
-    from .lengths.samples import CALIBRATION, TRAIN, read_samples
+    from .lengths.length_baselines import calibrated_on, tfidf
+    from .lengths.length_samples import CALIBRATION, TRAIN, read_samples
 
     config = PredictorConfig.load(Path(folder))
     samples = read_samples(Path(folder) / config.samples_file)

@@ -13,7 +13,7 @@ import numpy as np
 from .placement import Placement
 from .profiles.formulas import AscendraStepTime, ascendra_terms
 from .profiles.least_squares import non_negative
-from .profiles.table import Host
+from .profiles.step_time_table import Host
 from .step_time import work
 
 _FIRST_FIT = 64  # batches

@@ -18,7 +18,7 @@ from math import inf
 
 from ..workloads.errors import SloBenchError
 from .model_spec import ModelSpec
-from .profiles.table import Line, TableStepTime
+from .profiles.step_time_table import Line, TableStepTime
 
 OFF = "none"
 _HEADS = ("eagle", "eagle3")  # a checkpoint beside the model's: on real servers `eagle=FOLDER`

@@ -36,7 +36,7 @@ from slo_bench.predictors.bands import (
 )
 from slo_bench.predictors.operators.kernels import has_tables
 from slo_bench.predictors.specs import model
-from slo_bench.reports.pages.accuracy import regimes
+from slo_bench.reports.pages.accuracy_page import regimes
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 _KIND_NAMES = {DENSE: "dense", EXPERTS: "mixtures of experts"}

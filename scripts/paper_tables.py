@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from slo_bench.harness.results.read import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
+from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
 from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels

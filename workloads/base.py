@@ -20,7 +20,7 @@ from .errors import SloBenchError
 from .lengths import LengthDistribution, PairLengths
 from .models import Models, MultiModelArrivals
 from .prefixes import Continuations
-from .readers.table import WorkloadTrace
+from .readers.table_reader import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
 from .sessions import Agents, Sessions, Task, Volume, begun, graph_of
 from .slo import SloSpec

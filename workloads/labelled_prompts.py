@@ -27,7 +27,7 @@ from typing import Any
 from .errors import FileFormatError, SloBenchError
 from .extras import need
 from .parsing import parse_json
-from .readers.table import lines, parse_object
+from .readers.table_reader import lines, parse_object
 from .readers.texts import approximate_tokens
 from .readers.vllm_log import logged_requests
 

@@ -60,7 +60,7 @@ def accuracy(
     from ...harness.validation.accuracy.prediction_errors import judge, rows, summaries
     from ...harness.validation.accuracy.shipped import SHIPPED
     from ...predictors.specs import gpu
-    from ...reports.pages.accuracy import accuracy_text, write_accuracy
+    from ...reports.pages.accuracy_page import accuracy_text, write_accuracy
     from ..interrupts import interruptible
     from ..options.declared import pool_of, resumed_in
     from ..output.console import print_result

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...harness.experiments.config.setting import declared
-from ...tuner.capacity.asked import (
+from ...tuner.capacity.capacity_options import (
     REAL_LEAST,
     SEARCH,
     SEEDS,
@@ -80,11 +80,11 @@ def capacity(
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
     from ...harness.servers.launch.backend_names import SIMULATED
-    from ...reports.pages.capacity import capacity_tables
+    from ...reports.pages.capacity_page import capacity_tables
     from ...tuner.capacity.folder import search_capacity
-    from ..options.experiment import experiment_of
+    from ..options.experiment_options import experiment_of
     from ..output.console import print_result, result_line
-    from ..output.run import write_page
+    from ..output.run_output import write_page
 
     rates = experiment_options.settings.get("rates", ())
     if len(rates) > 2 or list(rates) != sorted(rates):

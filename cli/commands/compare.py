@@ -83,7 +83,7 @@ class Compared:
         """
         from ...reports.compare import comparing
         from ...reports.compare.results import COMPARED, GATED, metrics_named
-        from ..options.experiment import numbers
+        from ..options.experiment_options import numbers
         from ..output.progress import counted
 
         pair = _pair(systems)
@@ -149,7 +149,7 @@ def _beside_summary(a: Path, b: Path, compared: Compared, output: HtmlOrJson) ->
     from rich.text import Text
 
     from ...reports.compare.loadgen import beside_table, summaries
-    from ..options.experiment import numbers
+    from ..options.experiment_options import numbers
     from ..output.console import print_result
 
     rates = numbers(compared.rates, "--rates")

@@ -46,8 +46,8 @@ def derive_slo(
     Prints a value for --slo; --slo-scale multiplies it.
     """
     from ...harness.experiments.derived_slo import by_shape, dedicated_slos, slo_text
+    from ...harness.experiments.execution.cell_specs import PlacementSpec, WorkloadSpec, source
     from ...harness.experiments.execution.cells import models_of
-    from ...harness.experiments.execution.specs import PlacementSpec, WorkloadSpec, source
 
     if not 0 < quantile <= 1:
         raise SloBenchError(f"--quantile must be above 0 and at most 1 but is {quantile}")

@@ -202,7 +202,7 @@ def _import_failure(extra: str, modules: Mapping[str, set[str]]) -> tuple[str, s
 
 def _encoder() -> Finding:
     """Whether the default base model of length predictors is there."""
-    from ...predictors.lengths.config import DEFAULT_BASE
+    from ...predictors.lengths.predictor_config import DEFAULT_BASE
     from ..options.predict_data import where_installed
 
     if place := where_installed(DEFAULT_BASE):

@@ -63,7 +63,7 @@ def explain(
         write_events,
     )
     from ...harness.results.compared_decisions import decisions_on
-    from ...reports.pages import explain as explaining
+    from ...reports.pages import explain_page as explaining
     from ..output.console import print_result
     from ..output.progress import counted
 
@@ -100,16 +100,16 @@ def explain(
 
 
 def _explain_run(run: Path, *, as_json: bool) -> None:
-    from ...harness.results.read import read_runs
+    from ...harness.results.read_run import read_runs
     from ...reports.figures.levels import combine
-    from ...reports.pages import decisions, why
+    from ...reports.pages import decisions_page, why
     from ..output.console import print_lines
 
     runs = read_runs([run])
     cells = combine(runs)
     reasons = why.reasons(runs, cells)
-    beside = decisions.simulated_in(runs)
-    decided = [*decisions.sentences(cells), *decisions.beside_sentences(beside)]
+    beside = decisions_page.simulated_in(runs)
+    decided = [*decisions_page.sentences(cells), *decisions_page.beside_sentences(beside)]
     if as_json:
         document = {"reasons": [why.reason_json(reason) for reason in reasons], "decisions": beside}
         typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))

@@ -101,7 +101,7 @@ def observe(
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import observed
     from ...tuner.planning.headroom import headroom_of
-    from ..options.experiment import experiment_of
+    from ..options.experiment_options import experiment_of
 
     labels = _labels(only or [])
     source = MetricsSource(url, labels, _headers(api_key_env))
@@ -186,7 +186,7 @@ def _written(
     server: ObservedServer, experiment_options: Given, folder: Path
 ) -> tuple[dict[str, Any], Path]:
     """Write profile and requests; return the settings of their experiment, and what was seen."""
-    from ...predictors.profiles.profile import write_profile
+    from ...predictors.profiles.profile_format import write_profile
     from ...predictors.specs import model as model_of
     from ...predictors.specs import models
 

@@ -107,8 +107,8 @@ def plan(
     )
     from ...tuner.planning.fleet import plan_fleet, read_fleet
     from ..interrupts import interruptible
-    from ..options.experiment import experiment_of
-    from ..output.plan import show_fleet, show_plans
+    from ..options.experiment_options import experiment_of
+    from ..output.plan_output import show_fleet, show_plans
     from ..output.progress import changing_line
 
     options.resumed_in(out, resume)

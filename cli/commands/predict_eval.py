@@ -62,7 +62,7 @@ def predict_eval(
     Rows with a prompt used in training are left out and counted.
     """
     need("torch", "predict-eval")
-    from ...predictors.lengths.config import PredictorConfig
+    from ...predictors.lengths.predictor_config import PredictorConfig
 
     config = PredictorConfig.load(folder)
     dataset = predict_data.read_data(data, columns, label_tokenizer, length_column)
@@ -73,10 +73,10 @@ def predict_eval(
         typer.echo(note, err=True)
     import torch
 
-    from ...predictors.lengths.evaluate import evaluate
+    from ...predictors.lengths.evaluate_predictor import evaluate
+    from ...predictors.lengths.length_samples import read_samples, seen_in
     from ...predictors.lengths.predictor import TrainedPredictor
-    from ...predictors.lengths.samples import read_samples, seen_in
-    from ...reports.pages import predictor as shown
+    from ...reports.pages import predictor_page as shown
     from ..output.progress import counted
 
     if threads is not None:
@@ -116,7 +116,7 @@ def predict_eval(
     with counted("parts") as progress:
         result = evaluate(predictor, samples, dataset.rows, was_trained_on, progress=progress)
     if predictions is not None:
-        from ...predictors.lengths.evaluate import write_predictions
+        from ...predictors.lengths.evaluate_predictor import write_predictions
 
         write_predictions(
             predictor, [row for row in dataset.rows if not was_trained_on(row)], predictions

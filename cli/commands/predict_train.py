@@ -94,7 +94,7 @@ def predict_train(
         )
     need("torch", "predict-train")
     dataset = predict_data.read_data(data, columns, label_tokenizer, length_column)
-    from ...predictors.lengths.config import DEFAULT_BASE
+    from ...predictors.lengths.predictor_config import DEFAULT_BASE
 
     if continue_from is None:
         predict_data.need_model(base or DEFAULT_BASE)

@@ -21,8 +21,8 @@ from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
-    from ...predictors.profiles.fit import ProfileFitQuality
-    from ...predictors.profiles.profile import Profile
+    from ...predictors.profiles.fit_profile import ProfileFitQuality
+    from ...predictors.profiles.profile_format import Profile
 
 _IMPORTS = (
     "slo-bench profile import llmservingsim profiles/RTX4090-Llama-3.1-8B-bf16-tp1 --out 4090.toml",
@@ -84,9 +84,9 @@ def import_(
     """Convert another project's measurements to a profile."""
     if tables == "parquet":
         need("parquet", "--tables parquet")
-    from ...predictors.profiles.build import with_peer_link
+    from ...predictors.profiles.build_model import with_peer_link
     from ...predictors.profiles.importers import ImportOptions, import_profile
-    from ...predictors.profiles.profile import read_profile, write_profile
+    from ...predictors.profiles.profile_format import read_profile, write_profile
 
     profile = with_peer_link(import_profile(source, path, ImportOptions(model, gpu, tp)), peer_link)
     if add:
@@ -104,7 +104,7 @@ def show(
     ] = False,
 ) -> None:
     """Show the content and origin of a profile, and step times of a few batches."""
-    from ...predictors.profiles.profile import read_profile
+    from ...predictors.profiles.profile_format import read_profile
 
     read = read_profile(profile)
     if as_json:
@@ -139,8 +139,8 @@ def fit(
     for name, setting in vars(costs).items():
         if setting is not None:
             raise SloBenchError(f"--{name.replace('_', '-')} goes with --like adaptivellm only")
-    from ...predictors.profiles.fit import fit as fit_all
-    from ...predictors.profiles.profile import read_profile, write_profile
+    from ...predictors.profiles.fit_profile import fit as fit_all
+    from ...predictors.profiles.profile_format import read_profile, write_profile
 
     profile_fit = fit_all(read_profile(profile), seed)
     written = None
@@ -208,7 +208,7 @@ def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     times.
     """
     from ...predictors.profiles.formulas import available, profiled_step_time
-    from ...predictors.profiles.table import Host
+    from ...predictors.profiles.step_time_table import Host
 
     models = {name: profiled_step_time(profile, Host(), name).model for name in available(profile)}
     samples = []

@@ -53,8 +53,8 @@ def profile_calibrate(
     """
     from ...harness.results.engine_logs import EngineSettings, measured_logs
     from ...harness.validation.calibration.calibrate import calibrate
-    from ...predictors.profiles.build import with_peer_link
-    from ...predictors.profiles.profile import read_profile, write_profile
+    from ...predictors.profiles.build_model import with_peer_link
+    from ...predictors.profiles.profile_format import read_profile, write_profile
     from ..output.progress import changing_line
 
     base_profile = with_peer_link(read_profile(profile), peer_link)

@@ -15,8 +15,8 @@ from ...workloads.parsing import plain_fields
 from ..options.parameters import option
 
 if TYPE_CHECKING:
-    from ...predictors.costs.fit import CostFit, CostFitQuality
-    from ...predictors.profiles.profile import Profile
+    from ...predictors.costs.fit_costs import CostFit, CostFitQuality
+    from ...predictors.profiles.profile_format import Profile
 
 LIKE = ("adaptivellm",)
 
@@ -60,9 +60,9 @@ def fit_costs_like(
         SloBenchError: the paper is unknown, --out is missing or wrong, or the profile has too
             little data.
     """
-    from ...predictors.costs.fit import fit_costs
+    from ...predictors.costs.fit_costs import fit_costs
     from ...predictors.costs.regressors import DEGREES, settings
-    from ...predictors.profiles.profile import read_profile
+    from ...predictors.profiles.profile_format import read_profile
 
     if options.like not in LIKE:
         raise UnknownNameError("paper in --like", str(options.like), LIKE)

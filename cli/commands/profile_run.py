@@ -12,7 +12,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.parameters import BACKEND, GPU, MODEL, OUT, flag, option
 
 if TYPE_CHECKING:
-    from ...predictors.profiles.profile import MeasuredLink, Profile
+    from ...predictors.profiles.profile_format import MeasuredLink, Profile
 
 BACKENDS = ("torch", "vllm", "sglang")
 NO_MODEL = (
@@ -37,7 +37,7 @@ def link_line(name: str, link: MeasuredLink) -> str:
 
 def links_shown(profile: Profile) -> None:
     """Print a line for each link, and one for each direction of copies, which swaps cost."""
-    from ...predictors.profiles.fit import fit_directions
+    from ...predictors.profiles.fit_profile import fit_directions
 
     for name, link in profile.links.items():
         typer.echo(link_line(f"{name} link", link))

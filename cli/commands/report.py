@@ -40,12 +40,12 @@ def report(
     ] = "inline",
 ) -> None:
     """Write the report of finished runs and print a summary."""
-    from ...harness.results.read import read_runs
+    from ...harness.results.read_run import read_runs
     from ...harness.results.run_folder import TUNED
     from ...reports.figures.levels import combine
-    from ...reports.pages.capacity import capacity_tables, found_in, only_searches
+    from ...reports.pages.capacity_page import capacity_tables, found_in, only_searches
     from ...reports.pages.run_page import write_report
-    from ...reports.pages.summary import summary_table
+    from ...reports.pages.summary_page import summary_table
     from ..output.console import print_lines, terminal
 
     if out is None:

@@ -42,9 +42,9 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
-    from ...predictors.profiles.profile import read_profile
-    from ..options.experiment import experiment_of
-    from ..output.run import (
+    from ...predictors.profiles.profile_format import read_profile
+    from ..options.experiment_options import experiment_of
+    from ..output.run_output import (
         check_results,
         levels_shown,
         run_shown,

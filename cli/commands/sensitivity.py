@@ -11,7 +11,7 @@ from ..options.from_schema import Given, Offer, with_options
 from ..options.parameters import option
 
 if TYPE_CHECKING:
-    from ...harness.experiments.execution.specs import CellSpec
+    from ...harness.experiments.execution.cell_specs import CellSpec
     from ...tuner.sensitivity.perturbations import Perturbation
 
 EXAMPLES = (
@@ -69,9 +69,9 @@ def sensitivity(
     One quantity is changed at a time, over a range; the result names the values at which two
     systems change rank.
     """
-    from ...reports.pages import sensitivity as shown
+    from ...reports.pages import sensitivity_page as shown
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
-    from ..options.experiment import experiment_of
+    from ..options.experiment_options import experiment_of
     from ..output.progress import counted
 
     ranked = Ranked(metric, target)
@@ -101,7 +101,7 @@ def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
 
 def _axes(perturb: list[str] | None) -> list[tuple[Perturbation, tuple[float, ...]]]:
     from ...tuner.sensitivity.perturbations import PERTURBATIONS, perturbation
-    from ..options.experiment import numbers
+    from ..options.experiment_options import numbers
 
     axes: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
     for text in perturb or PERTURBATIONS:

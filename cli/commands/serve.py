@@ -140,13 +140,13 @@ def serve(
     import contextlib
     import signal
 
-    from ...harness.load_generator.http.options import environment_variable
+    from ...harness.load_generator.http.http_options import environment_variable
     from ...harness.load_generator.machine import core_share, cores
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
     from ...harness.servers.launch.model_lifecycle import shared_policy
-    from ...harness.servers.launch.serve import Serve
+    from ...harness.servers.launch.serve_settings import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
     from ..output.serving import serving_display

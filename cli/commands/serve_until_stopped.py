@@ -22,8 +22,8 @@ from ...workloads.extras import need
 if TYPE_CHECKING:
     from ...harness.core.multi_model_policy import SharingPolicy
     from ...harness.policies.systems import System
-    from ...harness.servers.gateway.running import GatewayTarget
-    from ...harness.servers.launch.serve import Serve
+    from ...harness.servers.gateway.running_gateway import GatewayTarget
+    from ...harness.servers.launch.serve_settings import Serve
 
 _LOOK_EVERY_S = 0.5
 
@@ -133,7 +133,7 @@ def before(
     """
     if predictor is None:
         return lambda plan: plan
-    from ...harness.servers.gateway.length_prediction import LengthPredictionPlan, foretells
+    from ...harness.servers.gateway.foretold_lengths import LengthPredictionPlan, foretells
 
     length_predictor = foretells(predictor, say)
     stack.callback(length_predictor.close)
@@ -155,7 +155,7 @@ def serve_models(
         SloBenchError: they cannot be served so.
     """
     from ...harness.servers.gateway import serving as gateway
-    from ...harness.servers.gateway.models import SharedPlan
+    from ...harness.servers.gateway.served_models import SharedPlan
     from ...harness.servers.launch.model_lifecycle import served_names, stage_of
 
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
 from ..options.parameters import BACKEND, JOBS, MODEL, argument, epilog, flag, option
-from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, experiment_and_tuning
+from ..options.tune_options import CHANGED, NOT_TUNED, StudyOptions, experiment_and_tuning
 from ..short_help import short_help
 from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
 
@@ -148,7 +148,7 @@ def tune_system(
     """Tune a system: every parameter, or those given by --search; the word `system` may be left
     out.
     """
-    from ..output.tune import tuned
+    from ..output.tune_output import tuned
 
     if system_or_file is not None and system_or_file.endswith(".toml"):
         experiment_options, system_or_file = (
@@ -183,7 +183,7 @@ def tune_server(
     which the server does not start or dies is a failed trial; its log is kept. To resume:
     `slo-bench tune --resume --out DIR`.
     """
-    from ..output.tune import tuned
+    from ..output.tune_output import tuned
 
     if backend not in ("vllm", "sglang"):
         raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")

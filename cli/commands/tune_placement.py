@@ -17,7 +17,7 @@ from ..options.from_schema import Given, Offer, with_options
 from ..options.parameters import OUT, flag, option
 
 if TYPE_CHECKING:
-    from ...tuner.placement.compare import SolverResult
+    from ...tuner.placement.compare_placements import SolverResult
     from ...tuner.placement.problem import CostWeights, Problem
     from ...tuner.placement.topology import Topology
 
@@ -149,8 +149,8 @@ def tune_placement(
         _show_gaps(random_cases, model_options.value("seed"), as_json=output.as_json)
         return
     from ...predictors.specs import model as model_of
-    from ...reports.pages import placement as shown
-    from ...tuner.placement.compare import CHECK, METHODS, SolverResult, answer, answers
+    from ...reports.pages import placement_page as shown
+    from ...tuner.placement.compare_placements import CHECK, METHODS, SolverResult, answer, answers
     from ...tuner.placement.launch import document
     from ...tuner.placement.morphling import Bench, morphling
     from ...tuner.placement.problem import kv_tokens_of, problem_of
@@ -244,7 +244,7 @@ def _show_splits(problem: Problem, splits: list[str], batch: int, *, as_json: bo
 
 def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:
     """The paper's procedure against the exact solver, in every mode."""
-    from ...tuner.placement.compare import random_gaps
+    from ...tuner.placement.compare_placements import random_gaps
     from ..output.console import print_result
 
     rows = [gap.row() for gap in random_gaps(cases, seed)]

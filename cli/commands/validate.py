@@ -106,8 +106,8 @@ def validate(
         return
     from ...harness.results.engine_logs import EngineSettings, read_log
     from ...harness.validation.replay.log_replay import validate as replay
-    from ...predictors.profiles.build import with_peer_link
-    from ...predictors.profiles.profile import read_profile
+    from ...predictors.profiles.build_model import with_peer_link
+    from ...predictors.profiles.profile_format import read_profile
     from ...reports.pages import validation as shown
 
     engine_log = read_log(log, cell)
@@ -125,7 +125,7 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """Validate a run folder that contains its servers' step logs."""
     from ...harness.validation.replay.replayed_decisions import compare_decisions
     from ...harness.validation.replay.run_replay import validate_run
-    from ..output.run import levels_shown
+    from ..output.run_output import levels_shown
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")

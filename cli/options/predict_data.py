@@ -167,7 +167,7 @@ def need_base(base: str | None, folder: Path) -> None:
     Raises:
         SloBenchError: it is not.
     """
-    from ...predictors.lengths.config import PredictorConfig, find_base
+    from ...predictors.lengths.predictor_config import PredictorConfig, find_base
 
     need_model(find_base(base, folder, PredictorConfig.load(folder)), f" or put it into {folder}")
 
@@ -178,7 +178,7 @@ def need_model(name: str, or_else: str = "") -> None:
     Raises:
         SloBenchError: it is not; names what installs it.
     """
-    from ...predictors.lengths.config import DEFAULT_BASE
+    from ...predictors.lengths.predictor_config import DEFAULT_BASE
 
     if (Path(name).expanduser() / "config.json").is_file() or where_installed(name):
         return
@@ -196,7 +196,7 @@ def need_model(name: str, or_else: str = "") -> None:
 
 def where_installed(name: str) -> str | None:
     """Where a model of the hub is on this machine: `extra encoder`, `hub cache` or nowhere."""
-    from ...predictors.lengths.config import packaged
+    from ...predictors.lengths.predictor_config import packaged
 
     if packaged(name) is not None:
         return "extra encoder"

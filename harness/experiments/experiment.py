@@ -33,8 +33,8 @@ from ..results.run_folder import (
 )
 from ..servers.launch.backend_names import SIMULATED, TORCH
 from .config.schema import ExperimentSchema
-from .execution.plan import ExperimentPlan, plan
-from .execution.specs import CellSpec
+from .execution.cell_specs import CellSpec
+from .execution.experiment_plan import ExperimentPlan, plan
 from .execution.workers import CellDone, Event, Executor, LocalExecutor
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class RunResult:
         return self._details("timelines", cell)
 
     def _details(self, kind: str, cell: str) -> pd.DataFrame:
-        from ..results.read import read_table
+        from ..results.read_run import read_table
 
         for row in self.rows():
             if row["cell"] == cell:

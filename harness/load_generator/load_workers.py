@@ -27,8 +27,8 @@ from typing import Any
 from ... import __version__
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from .http.columns import SenderResult
 from .http.endpoint import is_loopback
+from .http.request_columns import SenderResult
 from .load_progress import LoadProgress, Watch
 from .send_job import (
     SendJob,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...predictors.model_spec import ModelSpec
 from ...predictors.placement import Placement
-from ...predictors.profiles.profile import MeasuredDevice, Profile, Source
+from ...predictors.profiles.profile_format import MeasuredDevice, Profile, Source
 from ...predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, made_of, profile_of_steps
 from ...predictors.specs import gpu
 from ...workloads.errors import SloBenchError

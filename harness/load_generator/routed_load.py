@@ -15,10 +15,10 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..core.records.request_records import Gaps, Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
-from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
-from .http.options import HttpOptions
+from .http.http_options import HttpOptions
+from .http.request_columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.unserved import first_fault, is_hopeless, most_common_detail, unserved_because
 from .http.wire_requests import Bodies
 from .load_progress import LoadProgress, Progress

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..engine.cluster.arrivals import Arrivals
+from ..engine.cluster.cluster_arrivals import Arrivals
 from ..policies.routers import router as router_by_name
-from .http.columns import SenderResult, read_part
 from .http.drive import Driver
 from .http.endpoint import Endpoint
+from .http.http_options import HttpOptions
 from .http.length_prediction import prompt_lengths
-from .http.options import HttpOptions
+from .http.request_columns import SenderResult, read_part
 from .http.wire_requests import Bodies, WireRequests
 from .load_progress import LoadProgress, LoadWatch, Watch
 from .machine import cores

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ...workloads.request import RequestType
 from ...workloads.workload import Workload
-from .http.columns import RequestColumns
 from .http.conversations import PROMPT_FIELDS
-from .http.options import HttpOptions, PromptFormat
+from .http.http_options import HttpOptions, PromptFormat
+from .http.request_columns import RequestColumns
 from .server_metrics import CACHED_TOKENS, LOOKED_UP_TOKENS, totals
 
 Ints = NDArray[np.int64]

@@ -201,7 +201,7 @@ _STOCK = {
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
     "collocation": _Stock(
-        "collocation.policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
+        "collocation.collocation_policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
     ),
     "collocation-lru": _Stock(
         "collocation.ablations:CollocationLru", "LLM-embedding collocation, §3.4"
@@ -209,30 +209,32 @@ _STOCK = {
     "collocation-open": _Stock(
         "collocation.ablations:CollocationOpen", "LLM-embedding collocation, §5.4"
     ),
-    "static-split": _Stock("collocation.baselines:StaticSplit", "LLM-embedding collocation, §3.3"),
+    "static-split": _Stock(
+        "collocation.collocation_baselines:StaticSplit", "LLM-embedding collocation, §3.3"
+    ),
     "collocated-fcfs": _Stock(
-        "collocation.baselines:CollocatedFcfs", "LLM-embedding collocation, §3.4"
+        "collocation.collocation_baselines:CollocatedFcfs", "LLM-embedding collocation, §3.4"
     ),
     "merged-batches": _Stock(
-        "collocation.baselines:MergedBatches", "LLM-embedding collocation, §5.4"
+        "collocation.collocation_baselines:MergedBatches", "LLM-embedding collocation, §5.4"
     ),
     "static-split-drop": _Stock(
-        "collocation.baselines:StaticSplitDrop", "LLM-embedding collocation, §3.3"
+        "collocation.collocation_baselines:StaticSplitDrop", "LLM-embedding collocation, §3.3"
     ),
     "collocated-fcfs-drop": _Stock(
-        "collocation.baselines:CollocatedFcfsDrop", "LLM-embedding collocation, §3.4"
+        "collocation.collocation_baselines:CollocatedFcfsDrop", "LLM-embedding collocation, §3.4"
     ),
     "merged-batches-drop": _Stock(
-        "collocation.baselines:MergedBatchesDrop", "LLM-embedding collocation, §5.4"
+        "collocation.collocation_baselines:MergedBatchesDrop", "LLM-embedding collocation, §5.4"
     ),
     "ascendra": _Stock(
         "ascendra.low_priority:AscendraLp",
         "Ascendra, §4 to §6",
-        cluster="ascendra.controller:Ascendra",
+        cluster="ascendra.ascendra_controller:Ascendra",
     ),
     "ascendra-lp": _Stock("ascendra.low_priority:AscendraLp", "Ascendra, Algorithm 1"),
     "prism-queue": _Stock(
-        "prism.queue:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
+        "prism.prism_local:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
     ),
     "autoscaled": _Stock(
         "vllm:Vllm",
@@ -246,7 +248,9 @@ _STOCK = {
     "multi-site": _Stock(
         "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="multi_site:MultiSite"
     ),
-    "prism": _Stock("prism.controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True),
+    "prism": _Stock(
+        "prism.prism_controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True
+    ),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
     "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),
@@ -280,7 +284,7 @@ _STOCK = {
         "BanaServe, Algorithms 4-1 and 4-2",
         router="load-aware",
         prefix_cache=True,
-        cluster="banaserve.controller:BanaServe",
+        cluster="banaserve.banaserve_controller:BanaServe",
     ),
     "banaserve-forecast": _Stock(
         "vllm_layerwise:LayerwiseVllm",
@@ -308,7 +312,7 @@ def module_policy(parameters: Mapping[str, float]) -> ModulePolicy:
     Raises:
         SloBenchError: it has no such parameter, or not that value.
     """
-    from .banaserve.controller import moving_rule
+    from .banaserve.banaserve_controller import moving_rule
 
     return moving_rule(parameters)
 

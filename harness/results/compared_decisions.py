@@ -14,7 +14,7 @@ from typing import Any
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
 from ..core.records.decision_counts import DECISIONS
-from .read import read_table
+from .read_run import read_table
 
 FOLDER = "decisions"
 TABLE = "decisions.json"

@@ -321,7 +321,7 @@ def _whole(value: object) -> int | None:
 
 
 def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
-    from .read import read_table
+    from .read_run import read_table
 
     frame = read_table(path, _REQUIRED, _OF_REAL_SERVERS, words=("outcome",))
     if "sent_s" in frame:  # the load generator may have sent late, which the server cannot know

@@ -20,7 +20,7 @@ from ...workloads.workload import Workload
 from ..core.counters import COUNT
 from ..core.records.judging import Judged
 from ..core.records.request_records import Outcome, Records, Result
-from ..policies.columns import COLUMNS
+from ..policies.paper_columns import COLUMNS
 from .energy import Energy, unit_costs
 from .mechanisms import counts_of
 from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError
 from ...workloads.prefixes import BLOCK_SIZE, PrefixRows
-from ...workloads.readers.table import read_jsonl
+from ...workloads.readers.table_reader import read_jsonl
 
 Ints = NDArray[np.int64]
 

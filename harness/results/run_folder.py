@@ -32,7 +32,7 @@ from ...workloads.csv_text import csv_bytes, guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
-from .checkpoint import check_settings
+from .run_checkpoint import check_settings
 
 if sys.platform != "win32":
     import fcntl

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...workloads.workload import Workload
 from ..core.records.request_records import Outcome
 from ..load_generator.http.endpoint import Endpoint
-from ..load_generator.http.options import HttpOptions
+from ..load_generator.http.http_options import HttpOptions
 from ..load_generator.http.wire_requests import REQUEST_ID
 from ..load_generator.machine import CoreShare, core_share, started_on
 from ..load_generator.routed_load import HttpResult, measure, quantile

@@ -18,7 +18,7 @@ from ...workloads.errors import SloBenchError
 from ..profiles.formulas import FORMULAS
 from ..profiles.least_squares import non_negative
 from ..profiles.observations import Observations, observations, placement_of
-from ..profiles.profile import Profile
+from ..profiles.profile_format import Profile
 
 LEAST_ROWS = 30
 _WHOLE_DRAWS = 4

@@ -21,11 +21,9 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
 from ...workloads.parsing import parse_json
 from ...workloads.whole_file import write_whole
-from .config import PredictorConfig, find_base
 from .distribution import PredictedDistributions, buckets_in
-from .network import LengthNetwork, bf16_runs, checked_device, encode, load_base
-from .predictor import check_base, lengths_of, put_weights, raw_outputs
-from .samples import (
+from .length_network import LengthNetwork, bf16_runs, checked_device, encode, load_base
+from .length_samples import (
     CALIBRATION,
     TRAIN,
     VALIDATION,
@@ -38,6 +36,8 @@ from .samples import (
     tokens_of,
     without_answer,
 )
+from .predictor import check_base, lengths_of, put_weights, raw_outputs
+from .predictor_config import PredictorConfig, find_base
 from .train import Learner, calibrated, save_weights, tfidf_from, tokens_tensor
 
 QUEUE = "queue.jsonl"

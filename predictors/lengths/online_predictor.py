@@ -31,11 +31,11 @@ from ...workloads.arrays import Floats
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
-from .config import PredictorConfig, find_base
 from .distribution import buckets_in
+from .length_samples import Prompt, without_answer
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
 from .predictor import TrainedPredictor
-from .samples import Prompt, without_answer
+from .predictor_config import PredictorConfig, find_base
 
 NICENESS = 15  # whoever answers requests goes first
 

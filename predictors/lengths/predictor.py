@@ -10,9 +10,8 @@ import torch
 
 from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
-from .config import PredictorConfig, find_base
 from .distribution import PredictedDistributions
-from .network import (
+from .length_network import (
     LengthNetwork,
     LoadedBase,
     bf16_runs,
@@ -21,7 +20,8 @@ from .network import (
     load_base,
     pack_linears,
 )
-from .samples import Prompt
+from .length_samples import Prompt
+from .predictor_config import PredictorConfig, find_base
 from .tfidf import PREFIX, SIZES, Encoded, TfIdfClassifier
 
 _BATCH = 8  # prompts of like length; larger ones only pad more

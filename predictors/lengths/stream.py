@@ -14,11 +14,11 @@ import numpy as np
 from ...workloads.arrays import Ints
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
-from .config import PredictorConfig
 from .distribution import PredictedDistributions, buckets_in
+from .length_samples import TEST, prompts_of, read_samples, seen_in, tokens_of
 from .online import FEWEST, OnlinePredictor, Update
 from .predictor import TrainedPredictor
-from .samples import TEST, prompts_of, read_samples, seen_in, tokens_of
+from .predictor_config import PredictorConfig
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch import Tensor
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
 from ...workloads.whole_file import write_whole
-from .config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, PredictorConfig
 from .distribution import (
     DEFAULT_EDGES,
     buckets_in,
@@ -32,7 +31,7 @@ from .distribution import (
     recalibration,
     share_of,
 )
-from .network import (
+from .length_network import (
     UNKNOWN_MODEL,
     LengthNetwork,
     LoadedBase,
@@ -42,8 +41,9 @@ from .network import (
     load_base,
     waiting_loss,
 )
+from .length_samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of, tokens_of
 from .predictor import TrainedPredictor, raw_outputs
-from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of, tokens_of
+from .predictor_config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, PredictorConfig
 from .tfidf import Encoded, TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"

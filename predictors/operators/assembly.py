@@ -15,9 +15,9 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..dtypes import SIXTEEN_BIT_BYTES
 from ..placement import Placement
-from ..profiles.build import grid_of
+from ..profiles.build_model import grid_of
 from ..profiles.data_parallel import DataParallelStepTime
-from ..profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+from ..profiles.step_time_table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
 from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time

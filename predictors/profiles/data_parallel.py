@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime, as_one_chunk
+from .step_time_table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime, as_one_chunk
 
 
 class DataParallelStepTime(TableStepTime):

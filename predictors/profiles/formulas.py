@@ -16,10 +16,10 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..profiles import whole_steps
 from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
 from ..step_time import StepTimeModel, work
-from .build import default_host, table_step_time
+from .build_model import default_host, table_step_time
 from .observations import Observations, placement_of
-from .profile import Profile
-from .table import Host
+from .profile_format import Profile
+from .step_time_table import Host
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
 from ..specs import ModelSpec, model
-from .build import ALL_REDUCE
+from .build_model import ALL_REDUCE
 from .importers import ImportOptions
-from .profile import Profile, Source, read_parquet, table_of
+from .profile_format import Profile, Source, read_parquet, table_of
 
 _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2

@@ -11,7 +11,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ..specs import model
 from .importers import ImportOptions, recognise
-from .profile import Fitted, Profile, ProfileTable, Source, read_csv, table_of
+from .profile_format import Fitted, Profile, ProfileTable, Source, read_csv, table_of
 
 # -------------------------------------------------------------------- DistServe
 

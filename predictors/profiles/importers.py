@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..specs import entries
-from .profile import Profile
+from .profile_format import Profile
 
 
 @dataclass(frozen=True)

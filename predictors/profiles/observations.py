@@ -10,9 +10,9 @@ import numpy as np
 from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from .build import linear_curve, profiled_gpu, profiled_model, summed_curve
-from .profile import Profile, ProfileTable
-from .table import Curve
+from .build_model import linear_curve, profiled_gpu, profiled_model, summed_curve
+from .profile_format import Profile, ProfileTable
+from .step_time_table import Curve
 
 
 @dataclass(frozen=True)

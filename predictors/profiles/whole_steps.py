@@ -17,7 +17,7 @@ from ...workloads.errors import SloBenchError
 from ..stretches import EvenSpans
 from .least_squares import non_negative
 from .observations import Observations, observed
-from .profile import Fitted, Profile, ProfileTable, Source, table_of
+from .profile_format import Fitted, Profile, ProfileTable, Source, table_of
 
 NAME = "sums"
 LEAST_STEPS = 30

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
-from ..exports.cells import exported_run
+from ..exports.cells_export import exported_run
 from ..exports.mlperf import summary
 from ..figures.figure import rate_text, seconds_text
 from ..pages.table import Table

@@ -18,7 +18,7 @@ from ...harness.core.records.judging import judge_times
 from ...harness.core.records.request_records import time_per_output_token_s
 from ...harness.experiments.config.setting import listed
 from ...harness.results.metrics import RateWindow, counted_requests, rate_window
-from ...harness.results.read import (
+from ...harness.results.read_run import (
     FAULT_COLUMN,
     REASON_COLUMN,
     RunResults,

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from ...harness.results.read import REQUEST_COLUMNS, detail_file, read_table
+from ...harness.results.read_run import REQUEST_COLUMNS, detail_file, read_table
 from ...workloads.errors import SloBenchError
-from .cells import ExportedCell, ExportedRun, Parameter, exported_run
+from .cells_export import ExportedCell, ExportedRun, Parameter, exported_run
 
 Json = dict[str, Any]
 

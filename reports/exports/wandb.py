@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
-from .cells import exported_run, needed
+from .cells_export import exported_run, needed
 
 
 def export(folder: Path, destination: str | None) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...harness.core.records.judging import late
 from ...harness.core.records.request_records import time_per_output_token_s
-from ...harness.results.read import (
+from ...harness.results.read_run import (
     REQUEST_TYPE_COLUMN,
     RunResults,
     read_requests,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ...harness.results.read import LEAD_COLUMNS, RunResults
+from ...harness.results.read_run import LEAD_COLUMNS, RunResults
 from ...workloads.parsing import parse_toml
 from .facets import with_facets
 from .figure import percent_text, rate_text, seconds_text

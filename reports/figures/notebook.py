@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...harness.results.read import read_runs
+from ...harness.results.read_run import read_runs
 from . import figures
 from .drawing import plots
 from .facets import full_names

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...tuner.capacity.options import SearchOutcome
+from ...tuner.capacity.search_options import SearchOutcome
 from ...tuner.search.settings import OBJECTIVES, TuningObjective
 from .figure import ONLY, Axis, Figure, Format, View
 from .figures import bar_figure

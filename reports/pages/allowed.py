@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...harness.experiments.allowances import HEADS, allowances
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.results.read import RunResults
+from ...harness.results.read_run import RunResults
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from .table import Table

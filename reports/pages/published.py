@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ...harness.results.read import RunResults
+from ...harness.results.read_run import RunResults
 from ...predictors.fitted_to_papers import FittedConstant, fitted_to
 from ...tuner.capacity.curve import student_t
 from ...workloads.errors import SloBenchError

@@ -19,7 +19,7 @@ from typing import Literal, cast
 from ...harness.experiments.config.experiment_file import read_toml
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
-from ...harness.results.read import LEAD_COLUMNS
+from ...harness.results.read_run import LEAD_COLUMNS
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 SHIPPED = Path(__file__).parent / "published"

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from ...harness.results.read import RunResults, read_runs
+from ...harness.results.read_run import RunResults, read_runs
 from ...workloads.errors import SloBenchError
 from ..figures import figures, mechanism
 from ..figures.details import LevelDetail, SloRange, level_details
@@ -32,13 +32,13 @@ from ..figures.levels import (
 )
 from . import (
     allowed,
-    bands,
-    capacity,
-    decisions,
-    mechanisms,
+    bands_page,
+    capacity_page,
+    decisions_page,
+    mechanisms_page,
     published,
     recovered,
-    summary,
+    summary_page,
     validation,
     why,
     winners,
@@ -73,7 +73,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
     rows, names = levels(cells), series_names(cells)
     details = list(level_details(runs, cells))
     bounds = shared_bounds(details)
-    searched = capacity.found_in(runs)
+    searched = capacity_page.found_in(runs)
     measured_facets = [facet for facet in facets_of(cells) if (rows["facet"] == facet).any()]
     facets = [drawn(facet, cells, rows, details, names, searched) for facet in measured_facets]
     validated = validation.found_in(runs, cells)
@@ -94,10 +94,12 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         heading=_title(cells),
         facts=_facts(cells, bounds),
         notices=_notices(cells, rows, runs),
-        answer=_headline(capacity.answer(searched, cells) or answer(cells, rows, names), cells),
+        answer=_headline(
+            capacity_page.answer(searched, cells) or answer(cells, rows, names), cells
+        ),
         summary=None
-        if capacity.only_searches(searched, runs)
-        else summary.best_table(cells, rows, details, names, badge),
+        if capacity_page.only_searches(searched, runs)
+        else summary_page.best_table(cells, rows, details, names, badge),
         why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
         badge=badge,
@@ -105,7 +107,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
         verdict_rules=published.RULES,
-        capacities=capacity.table(searched, cells),
+        capacities=capacity_page.table(searched, cells),
         swept=swept,
         facets=facets,
         choices=[(str(place), facet.label) for place, facet in enumerate(facets)],
@@ -113,13 +115,13 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         validation=validation.shown(validated),
         scatters=scatters,
         allowed=allowed.table_of(runs),
-        level_table=summary.level_table(cells, rows, names, badge),
+        level_table=summary_page.level_table(cells, rows, names, badge),
         best=winners.table(cells, names, badge),
-        bands=bands.table(cells, names, badge),
+        bands=bands_page.table(cells, names, badge),
         recovered=recovered.table(cells, badge),
-        mechanisms=mechanisms.table(cells, rows, names, badge),
-        decisions=decisions.table(cells, names, badge),
-        decisions_beside=decisions.beside_table(decisions.simulated_in(runs), badge),
+        mechanisms=mechanisms_page.table(cells, rows, names, badge),
+        decisions=decisions_page.table(cells, names, badge),
+        decisions_beside=decisions_page.beside_table(decisions_page.simulated_in(runs), badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),
         footer=_footer(cells, runs),
@@ -128,7 +130,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
 
 def _headline(answer: Markup, cells: pd.DataFrame) -> Markup:
     """The answer, and which policies were never asked."""
-    return Markup(" ").join([answer, *decisions.never_asked(cells)])
+    return Markup(" ").join([answer, *decisions_page.never_asked(cells)])
 
 
 def _once(facets: Iterable[Drawn], part: str) -> list[Figure]:
@@ -215,7 +217,7 @@ def _notices(
             f"{which} numbers on this page come from a simulator with a step-time model, not "
         )
         lines.append(("Simulated.", f"{sentence}from a running server."))
-    if pairs := summary.unfitted_pairs(cells):
+    if pairs := summary_page.unfitted_pairs(cells):
         sentence = (
             f"{pairs}: an analytic estimate, not fitted to measurements. Compare systems with "
         )
@@ -223,30 +225,30 @@ def _notices(
     lines += [("Unfinished.", f"{run.unfinished}.") for run in runs if run.unfinished]
     invalid = cells[~cells["valid"]]
     if len(invalid):
-        why = f"Reason of the first: {summary.invalid_reason(invalid)}"
+        why = f"Reason of the first: {summary_page.invalid_reason(invalid)}"
         sentence = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
         lines.append(("Invalid cells.", f"{sentence}{_listed(invalid['cell'], 'cells')}. {why}."))
-    if drifting := summary.not_stationary_text(rows):
-        lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
-    if never := mechanisms.silent(cells):
+    if drifting := summary_page.not_stationary_text(rows):
+        lines.append(("Not stationary.", f"{drifting}. {summary_page.NOT_STATIONARY}"))
+    if never := mechanisms_page.silent(cells):
         lines.append(("Mechanisms that never acted.", " ".join(never)))
-    if decided := decisions.sentences(cells):
+    if decided := decisions_page.sentences(cells):
         lines.append(("Decisions.", " ".join(decided)))
-    if equal := mechanisms.equal_results(cells):
+    if equal := mechanisms_page.equal_results(cells):
         lines.append(("Equal results.", " ".join(equal)))
-    if shared := summary.shared_cores_text(cells):
+    if shared := summary_page.shared_cores_text(cells):
         lines.append(("One machine.", f"{shared}."))
-    if truncated := summary.truncated_text(cells):
+    if truncated := summary_page.truncated_text(cells):
         sentence = f"{truncated} were shortened to fit the context or the KV cache."
         lines.append(("Truncated.", sentence))
-    if overlong_requests := summary.oversize_text(cells):
+    if overlong_requests := summary_page.oversize_text(cells):
         sentence = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", sentence))
-    if failed := summary.failed_text(cells):
+    if failed := summary_page.failed_text(cells):
         lines.append(("Failed requests.", f"{failed}; they count as missed."))
-    if cached := summary.cache_texts(cells):
+    if cached := summary_page.cache_texts(cells):
         lines.append(("Prefix cache.", " ".join(f"{text}." for text in cached)))
-    if short := summary.short_answers_text(cells):
+    if short := summary_page.short_answers_text(cells):
         lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:
         sentence = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
@@ -315,7 +317,7 @@ def drawn(
     rows: pd.DataFrame,
     details: Sequence[LevelDetail],
     names: Sequence[str],
-    searched: Sequence[capacity.Row],
+    searched: Sequence[capacity_page.Row],
 ) -> Drawn:
     """The figures of a facet.
 
@@ -333,7 +335,7 @@ def drawn(
     bounds = shared_bounds(details)
     rates = [(rate_key(r), _rate_label(facet_cells, r)) for r in sorted(set(rows["rate_rps"]))]
     rate = rate_key(knee_rps(rows))
-    capacity_figures = _present(capacity.figure(searched, facet_cells, names))
+    capacity_figures = _present(capacity_page.figure(searched, facet_cells, names))
     several, slo = offered(cells) == "several rates", has_slo(cells)
     cost = figures.cost(details, names, compared=not several)
     if several:

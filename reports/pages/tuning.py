@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...tuner.search.evaluate import DRIFTING
+from ...tuner.search.evaluate_configuration import DRIFTING
 from ...tuner.search.outcome import FILE, read_tuning
 from ...tuner.search.settings import OBJECTIVES, TuningObjective
 from ...workloads.errors import FileFormatError, SloBenchError
@@ -18,7 +18,7 @@ from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
 from .document import PlotlyJs, page, write_page
-from .summary import NOT_STATIONARY
+from .summary_page import NOT_STATIONARY
 from .table import Table, one_group
 
 

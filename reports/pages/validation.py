@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...harness.results.read import RunResults
+from ...harness.results.read_run import RunResults
 from ...harness.validation.replay.log_replay import (
     METRICS,
     STATISTICS,

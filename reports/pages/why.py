@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...harness.results.read import RunResults, read_requests, read_timeseries
+from ...harness.results.read_run import RunResults, read_requests, read_timeseries
 from ...workloads.parsing import finite
 from ..figures.details import CAUSES, PHASES, counted, latencies_s, mechanism, missed_by, phases_s
 from ..figures.facets import facets_of

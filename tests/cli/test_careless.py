@@ -10,7 +10,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.cells import workload_of
-from slo_bench.harness.experiments.execution.load import estimate
+from slo_bench.harness.experiments.execution.offered_load import estimate
 from slo_bench.harness.results.run_folder import read_rows
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.input_files import SIZE_VARIABLE, check_input, parse_size

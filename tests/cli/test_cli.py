@@ -16,7 +16,7 @@ from slo_bench.cli.commands.list import _BRIEFLY
 from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
 from slo_bench.cli.options.names import KINDS
-from slo_bench.predictors.lengths.config import DEFAULT_BASE
+from slo_bench.predictors.lengths.predictor_config import DEFAULT_BASE
 from slo_bench.workloads import extras
 from slo_bench.workloads.extras import requirements
 

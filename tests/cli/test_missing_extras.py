@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.predictors.lengths.config import Base, NetworkShape, PredictorConfig
+from slo_bench.predictors.lengths.predictor_config import Base, NetworkShape, PredictorConfig
 from slo_bench.workloads import extras
 from slo_bench.workloads.extras import module_of, requirements
 

@@ -12,7 +12,7 @@ from slo_bench.cli.options.predict_data import (
     where_installed,
     with_known_models,
 )
-from slo_bench.predictors.lengths.config import DEFAULT_BASE, packaged
+from slo_bench.predictors.lengths.predictor_config import DEFAULT_BASE, packaged
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.labelled_prompts import APPROXIMATE, LabelledPrompt
 

@@ -19,7 +19,7 @@ from slo_bench.cli.main import app
 from slo_bench.cli.options.from_schema import Offer
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.config.setting import declared
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, WorkloadSpec
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, WorkloadSpec
 
 COMMANDS = Path(slo_bench.cli.commands.__file__).parent
 

@@ -193,7 +193,7 @@ def test_internal_error_exits_70():
 
 
 def test_record_of_requests_on_a_full_disk_is_an_error(monkeypatch):
-    from slo_bench.harness.results.checkpoint import Checkpoint
+    from slo_bench.harness.results.run_checkpoint import Checkpoint
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.predictors.costs.fit import fit_costs, swap_costs
+from slo_bench.predictors.costs.fit_costs import fit_costs, swap_costs
 from slo_bench.predictors.costs.grid import read_cost_grid
 from slo_bench.predictors.costs.regressors import (
     REGRESSORS,
@@ -25,8 +25,8 @@ from slo_bench.predictors.costs.regressors import (
 )
 from slo_bench.predictors.profiles.formulas import FORMULAS
 from slo_bench.predictors.profiles.observations import observations, placement_of
-from slo_bench.predictors.profiles.profile import Profile, table_of, write_profile
-from slo_bench.predictors.profiles.table import Host
+from slo_bench.predictors.profiles.profile_format import Profile, table_of, write_profile
+from slo_bench.predictors.profiles.step_time_table import Host
 from slo_bench.workloads.errors import SloBenchError
 
 BASE = Profile("llama-3-8b", "a100-80g")

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.lengths.baselines import baselines
-from slo_bench.predictors.lengths.config import Base, NetworkShape, PredictorConfig
 from slo_bench.predictors.lengths.distribution import (
     DEFAULT_EDGES,
     PredictedDistributions,
     buckets_in,
 )
-from slo_bench.predictors.lengths.evaluate import (
+from slo_bench.predictors.lengths.evaluate_predictor import (
     leak_accuracy,
     reliability,
     score,
     waiting_saved,
     write_predictions,
 )
+from slo_bench.predictors.lengths.length_baselines import baselines
+from slo_bench.predictors.lengths.predictor_config import Base, NetworkShape, PredictorConfig
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.labelled_prompts import LabelledPrompt
 

@@ -15,11 +15,11 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
 
 import torch  # noqa: E402
 
-from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.distribution import buckets_in  # noqa: E402
+from slo_bench.predictors.lengths.length_samples import prompts_of  # noqa: E402
 from slo_bench.predictors.lengths.online import OnlinePredictor, PriorCorrection, update_predictor  # noqa: E402
 from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
-from slo_bench.predictors.lengths.samples import prompts_of  # noqa: E402
+from slo_bench.predictors.lengths.predictor_config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.lengths.config import PredictorConfig
+from slo_bench.predictors.lengths.predictor_config import PredictorConfig
 from slo_bench.predictors.output_length import length_predictor, longest_tokens
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
@@ -27,10 +27,10 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
 import torch  # noqa: E402
 from safetensors.torch import load, save  # noqa: E402
 
-from slo_bench.predictors.lengths.evaluate import waiting_saved  # noqa: E402
-from slo_bench.predictors.lengths.network import waiting_loss  # noqa: E402
+from slo_bench.predictors.lengths.evaluate_predictor import waiting_saved  # noqa: E402
+from slo_bench.predictors.lengths.length_network import waiting_loss  # noqa: E402
+from slo_bench.predictors.lengths.length_samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
-from slo_bench.predictors.lengths.samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.predictors.operators.kernels import Kernels, kernels
 from slo_bench.predictors.operators.layers import operators
 from slo_bench.predictors.specs import gpu, model

@@ -13,13 +13,13 @@ for module in ("torch", "transformers", "peft", "safetensors"):
     pytest.importorskip(module, reason=NEEDED)
 
 from slo_bench.predictors.lengths import online_predictor as following  # noqa: E402
-from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
+from slo_bench.predictors.lengths.length_samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.online import QUEUE, read_queue  # noqa: E402
 from slo_bench.predictors.lengths.online_predictor import (  # noqa: E402
     OnlineLengthPredictor,
     TrainingResult,
 )
-from slo_bench.predictors.lengths.samples import Prompt  # noqa: E402
+from slo_bench.predictors.lengths.predictor_config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 

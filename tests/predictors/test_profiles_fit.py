@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.predictors.profiles.fit import coefficients, fit
+from slo_bench.predictors.profiles.fit_profile import coefficients, fit
 from slo_bench.predictors.profiles.formulas import FORMULAS, profiled_step_time
 from slo_bench.predictors.profiles.least_squares import non_negative
 from slo_bench.predictors.profiles.observations import observations
-from slo_bench.predictors.profiles.profile import Fitted, Profile, table_of
-from slo_bench.predictors.profiles.table import Host
+from slo_bench.predictors.profiles.profile_format import Fitted, Profile, table_of
+from slo_bench.predictors.profiles.step_time_table import Host
 from slo_bench.workloads.errors import SloBenchError
 
 BASE = Profile("llama-3-8b", "a100-80g")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.profiles.importers import recognise
-from slo_bench.predictors.profiles.profile import (
+from slo_bench.predictors.profiles.profile_format import (
     Fitted,
     Profile,
     Source,

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.profiles.fit import fit
+from slo_bench.predictors.profiles.fit_profile import fit
 from slo_bench.predictors.profiles.formulas import profiled_step_time
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
-from slo_bench.predictors.profiles.table import Host
+from slo_bench.predictors.profiles.step_time_table import Host
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).parents[3] / "shared" / "data"))

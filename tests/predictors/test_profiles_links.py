@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.profiles.build import profiled_gpu, profiled_model
-from slo_bench.predictors.profiles.fit import fit_link, fit_links
-from slo_bench.predictors.profiles.profile import (
+from slo_bench.predictors.profiles.build_model import profiled_gpu, profiled_model
+from slo_bench.predictors.profiles.fit_profile import fit_link, fit_links
+from slo_bench.predictors.profiles.profile_format import (
     MeasuredDevice,
     MeasuredLink,
     Profile,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.predictors.profiles.build import grid_of, table_step_time
+from slo_bench.predictors.profiles.build_model import grid_of, table_step_time
 from slo_bench.predictors.profiles.formulas import available, profiled_step_time
-from slo_bench.predictors.profiles.profile import Profile, ProfileTable, table_of
-from slo_bench.predictors.profiles.table import Curve, Host
+from slo_bench.predictors.profiles.profile_format import Profile, ProfileTable, table_of
+from slo_bench.predictors.profiles.step_time_table import Curve, Host
 from slo_bench.workloads.errors import SloBenchError
 
 LAYERS = 32

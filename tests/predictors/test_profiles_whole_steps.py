@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.predictors.profiles.formulas import profiled_step_time
-from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
+from slo_bench.predictors.profiles.profile_format import Source, read_profile, write_profile
 from slo_bench.predictors.profiles.whole_steps import (
     COEFFICIENTS,
     LoggedStep,

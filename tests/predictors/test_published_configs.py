@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.predictors.model_spec import SparseAttention
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import Kernels, kernels

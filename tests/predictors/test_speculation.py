@@ -9,7 +9,7 @@ import pytest
 
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.server_args import speculative_args
 from slo_bench.predictors.specs import model

@@ -15,8 +15,8 @@ from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.engine_logs import EngineSettings, RealLog
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.formulas import profiled_step_time
-from slo_bench.predictors.profiles.profile import Profile, table_of
-from slo_bench.predictors.profiles.table import Host
+from slo_bench.predictors.profiles.profile_format import Profile, table_of
+from slo_bench.predictors.profiles.step_time_table import Host
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.workload import Workload
 

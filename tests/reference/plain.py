@@ -26,9 +26,9 @@ from slo_bench.harness.core.queues.wait_queue import REKEY_AT_MOST
 from slo_bench.harness.core.state import Phase, Release, RequestState
 from slo_bench.harness.core.view import Predictions
 from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
-from slo_bench.harness.engine.loop.instance import EngineStuckError, Movable
+from slo_bench.harness.engine.loop.engine_instance import EngineStuckError, Movable
+from slo_bench.harness.engine.loop.loop_view import LoopView, queue_key_view
 from slo_bench.harness.engine.loop.measures import Measures
-from slo_bench.harness.engine.loop.view import LoopView, queue_key_view
 from slo_bench.predictors.roofline import wants_lengths
 from slo_bench.predictors.step_time import StepTime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from slo_bench.harness.core.records.decision_counts import DECISIONS
-from slo_bench.reports.pages import decisions
+from slo_bench.reports.pages import decisions_page as decisions
 
 
 def cells(**counts: list[int | None]) -> pd.DataFrame:

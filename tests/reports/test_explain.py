@@ -11,7 +11,7 @@ from rich.console import Console
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.experiments.experiment import Experiment, RunResult
 from slo_bench.harness.experiments.explain.trace import replay
-from slo_bench.reports.pages.explain import (
+from slo_bench.reports.pages.explain_page import (
     chosen_request,
     differs_from_record,
     explain,

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.validation.replay.run_replay import validate_run
-from slo_bench.predictors.profiles.profile import Source
+from slo_bench.predictors.profiles.profile_format import Source
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.reports.pages.run_page import write_report
 from slo_bench.reports.pages.validation import write_validation

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from slo_bench import Experiment
 from slo_bench.cli.commands.report import report
-from slo_bench.harness.results.checkpoint import Checkpoint
+from slo_bench.harness.results.run_checkpoint import Checkpoint
 from slo_bench.reports.compare.comparing import read_results
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 

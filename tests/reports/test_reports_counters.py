@@ -3,9 +3,9 @@
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.levels import combine, levels, series_names
-from slo_bench.reports.pages.mechanisms import equal_results, notes, silent, table
+from slo_bench.reports.pages.mechanisms_page import equal_results, notes, silent, table
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.details import (
     TIMELINE_POINTS,
     SloRange,

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.facets import (
     Division,
     abbreviated,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.levels import (
     combine,
     crossing_back,

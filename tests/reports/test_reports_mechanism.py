@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures import mechanism as of_mechanism
 from slo_bench.reports.figures.details import Mechanism, level_details, mechanism
 from slo_bench.reports.figures.figures import sweeps

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.reports.pages.plan import plan_rows, undominated, write_plan
+from slo_bench.reports.pages.plan_page import plan_rows, undominated, write_plan
 from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
 
 

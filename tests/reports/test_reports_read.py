@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from slo_bench.harness.results.read import read_requests, read_run, read_runs, read_timeline
+from slo_bench.harness.results.read_run import read_requests, read_run, read_runs, read_timeline
 from slo_bench.workloads.errors import SloBenchError
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.levels import combine
 from slo_bench.reports.pages.recovered import recovered, table
 from slo_bench.reports.pages.run_page import write_report

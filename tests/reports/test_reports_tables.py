@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_text
 from slo_bench.reports.figures.levels import combine, levels, series_names
-from slo_bench.reports.pages import bands
+from slo_bench.reports.pages import bands_page as bands
 from slo_bench.reports.pages.answer import answer
-from slo_bench.reports.pages.summary import MOST_LINES, level_table, summary_table
+from slo_bench.reports.pages.summary_page import MOST_LINES, level_table, summary_table
 
 
 def printed(cells, *, width=80, **options):

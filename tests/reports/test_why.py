@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.levels import combine
 from slo_bench.reports.pages.run_page import write_report
 from slo_bench.reports.pages.why import reason_json, reasons

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slo_bench.tuner.planning import search
+from slo_bench.tuner.planning import plan_search as search
 
 
 class Threads:

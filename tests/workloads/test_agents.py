@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from slo_bench.harness.engine.cluster.arrivals import Arrivals
+from slo_bench.harness.engine.cluster.cluster_arrivals import Arrivals
 from slo_bench.harness.load_generator.send_job import Share, rows_elsewhere
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.readers.agents import read_tasks, task_format

@@ -160,7 +160,7 @@ GUARDED_BY_CALLER = {
     "harness/engine/torch/threads.py",  # computes in an engine that was loaded
     "harness/load_generator/load_workers.py",  # `RayStation` gets the module ray
     "predictors/costs/regressors.py",  # `fit_costs` asks
-    "predictors/lengths/evaluate.py",  # `latency` gets a loaded predictor
+    "predictors/lengths/evaluate_predictor.py",  # `latency` gets a loaded predictor
 }
 
 

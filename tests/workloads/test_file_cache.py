@@ -7,7 +7,7 @@ import pytest
 
 import slo_bench
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.predictors.device_map import shipped_device_maps
 from slo_bench.workloads.file_cache import depends_on, file_cache
 
@@ -130,7 +130,7 @@ def test_functools_caches_hold_no_user_file():
         "predictors/lengths/distribution.py",
         "predictors/operators/kernels.py",
         "predictors/power.py",
-        "predictors/profiles/table.py",  # look-ups by a grid's values
+        "predictors/profiles/step_time_table.py",  # look-ups by a grid's values
         "predictors/step_time.py",
         "reports/pages/document.py",
         "workloads/extras.py",  # what pip knows of the package

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.load_generator.http.options import Api, HttpOptions
+from slo_bench.harness.load_generator.http.http_options import Api, HttpOptions
 from slo_bench.harness.load_generator.http.wire_requests import BodyMaker
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.readers.formats import read

@@ -25,13 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from slo_bench import Experiment
-from slo_bench.harness.servers.mock.config import MockConfig
-from slo_bench.harness.servers.mock.running import serving_apart
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.harness.servers.mock.mock_config import MockConfig
+from slo_bench.harness.servers.mock.running_mock import serving_apart
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
+from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.options import Budget, SearchOptions
-from slo_bench.tuner.capacity.queues import MdcQueue
-from slo_bench.tuner.capacity.search import find_capacity
+from slo_bench.tuner.capacity.mdc_queue import MdcQueue
+from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
 
 QUEUES = [
     MdcQueue(servers, 1.0, wait_slo_s)

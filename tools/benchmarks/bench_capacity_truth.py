@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.results.stationarity import keeps_up, requests_in
-from slo_bench.tuner.capacity.asked import CapacityOptions
-from slo_bench.tuner.capacity.cells import CellRunner, Simulator
+from slo_bench.tuner.capacity.capacity_cells import CellRunner, Simulator
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.tuner.capacity.level_samples import LevelSample
 
 LONG_REQUESTS, LONG_HORIZONS = 40_000, 40.0
 SEEDS = 3

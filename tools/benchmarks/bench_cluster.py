@@ -11,7 +11,7 @@ import argparse
 import time
 
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source

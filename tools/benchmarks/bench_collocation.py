@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.collocation.policy import Collocation
+from slo_bench.harness.policies.collocation.collocation_policy import Collocation
 from slo_bench.harness.policies.systems import System
 from slo_bench.predictors.embedder import embedder, own_weight_bytes
 from slo_bench.predictors.placement import Placement

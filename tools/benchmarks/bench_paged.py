@@ -39,10 +39,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig
+from slo_bench.harness.engine.torch.build_engine import Engine, KvCacheConfig
 from slo_bench.harness.engine.torch.clock import RealClock
 from slo_bench.harness.engine.torch.decoder import Decoder
-from slo_bench.harness.engine.torch.load import load_decoder
+from slo_bench.harness.engine.torch.load_decoder import load_decoder
 from slo_bench.harness.engine.torch.sequence import Sequence as Tokens
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import Environment, installed, recipe

@@ -30,7 +30,7 @@ import numpy as np
 
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.load_generator.http.options import HttpOptions
+from slo_bench.harness.load_generator.http.http_options import HttpOptions
 from slo_bench.harness.load_generator.http.wire_requests import Bodies, WireRequests
 from slo_bench.harness.load_generator.machine import started_on
 from slo_bench.harness.load_generator.routed_load import measure

@@ -30,12 +30,16 @@ from pathlib import Path
 from statistics import median
 
 from slo_bench import Experiment
-from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError, RaceResult
+from slo_bench.tuner.search.evaluate_configuration import (
+    ConfigurationEvaluator,
+    InfeasibleError,
+    RaceResult,
+)
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.samplers import grid_of
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.space import key_of
-from slo_bench.tuner.search.tune import prepared, tune
+from slo_bench.tuner.search.tuning_run import prepared, tune
 
 WANTED = 0.99
 FRESH = 3

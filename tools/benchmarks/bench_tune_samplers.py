@@ -21,11 +21,15 @@ import numpy as np
 import optuna
 
 from slo_bench import Experiment
-from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError, RaceResult
+from slo_bench.tuner.search.evaluate_configuration import (
+    ConfigurationEvaluator,
+    InfeasibleError,
+    RaceResult,
+)
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.samplers import grid_of
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.tune import prepared, tune
+from slo_bench.tuner.search.tuning_run import prepared, tune
 
 BUDGETS = (0.05, 0.1, 0.2)  # of the requests of the whole grid
 DRAWS = 200

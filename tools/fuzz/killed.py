@@ -32,14 +32,14 @@ import optuna
 
 from slo_bench import Experiment, SloBenchError
 from slo_bench.harness.results.run_folder import CAPACITY_FILE, read_rows
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search import outcome as tuned
 from slo_bench.tuner.search.outcome import ASKED_FILE
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.storage import JOURNAL, open_storage, quiet
 from slo_bench.tuner.search.study_results import OWNER
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 
 Attempt = Callable[[Path, bool], None]  # folder, resume
 Hit = Callable[[int], int | None]

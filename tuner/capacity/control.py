@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...harness.core.records.request_records import Records
-from ...harness.experiments.execution.specs import CellSpec, source
+from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.results.stationarity import batch_edges, design_effect, horizon_s
 from ...workloads.base import DrawnSource
 from ...workloads.slo import parse_slo
 from ...workloads.workload import Workload
-from .samples import LevelSample
+from .level_samples import LevelSample
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

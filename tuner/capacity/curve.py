@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ...harness.results.stationarity import MOST_GROWTH, grows, keeps_up
 from .control import control_sums, corrected, dispersion_within
-from .samples import LevelSample, wilson_interval
+from .level_samples import LevelSample, wilson_interval
 
 Floats = NDArray[np.float64]
 

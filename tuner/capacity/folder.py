@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...harness.experiments.backends.measuring import Backend
-from ...harness.experiments.execution.load import estimated_capacity_rps
-from ...harness.experiments.execution.plan import ExperimentPlan, plan
-from ...harness.experiments.execution.specs import CellSpec, source
+from ...harness.experiments.execution.cell_specs import CellSpec, source
+from ...harness.experiments.execution.experiment_plan import ExperimentPlan, plan
+from ...harness.experiments.execution.offered_load import estimated_capacity_rps
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.results.run_folder import CAPACITY_FILE, RunFolder, Value, open_run_folder
@@ -28,8 +28,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.slo import parse_slo
-from .asked import REAL_LEAST, CapacityOptions
-from .cells import (
+from .capacity_cells import (
     CellRunner,
     CellServer,
     PoolRunner,
@@ -38,10 +37,11 @@ from .cells import (
     search_of,
     without_length,
 )
-from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
-from .options import CapacitySearch, SearchOptions
-from .samples import LevelRunner
-from .search import Foresee, SearchProgress, find_capacity, throughput_of_bursts
+from .capacity_checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
+from .capacity_options import REAL_LEAST, CapacityOptions
+from .capacity_search import Foresee, SearchProgress, find_capacity, throughput_of_bursts
+from .level_samples import LevelRunner
+from .search_options import CapacitySearch, SearchOptions
 from .traces import find_trace_capacity
 
 if TYPE_CHECKING:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from .capacity_search import SearchProgress, three_digits
 from .curve import CapacityLevel
-from .options import (
+from .level_samples import LevelRunner, check_refused
+from .search_options import (
     Capacity,
     CapacitySearch,
     SearchOptions,
@@ -18,8 +20,6 @@ from .options import (
     SpentBudget,
     budget_spent,
 )
-from .samples import LevelRunner, check_refused
-from .search import SearchProgress, three_digits
 
 _FARTHEST = 2.0**14
 

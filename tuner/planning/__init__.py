@@ -1,8 +1,15 @@
 """Planning: the cheapest GPUs, their number, parallelism and settings that carry a load."""
 
 from .offers import Offer
+from .plan_search import (
+    DeploymentPlan,
+    PlanFigures,
+    PlanOptions,
+    SizedOffer,
+    TargetLoad,
+    plan_cheapest,
+)
 from .prices import PriceList, default_prices, read_prices
-from .search import DeploymentPlan, PlanFigures, PlanOptions, SizedOffer, TargetLoad, plan_cheapest
 
 __all__ = [
     "DeploymentPlan",

@@ -35,9 +35,9 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...workloads.errors import FileFormatError, SloBenchError
-from .levels import Say
+from .deployment_levels import Say
+from .plan_search import PlanOptions, PlanSearch, SizedOffer, TargetLoad
 from .prices import PriceList
-from .search import PlanOptions, PlanSearch, SizedOffer, TargetLoad
 
 HOURS = 24
 

@@ -16,22 +16,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...harness.core.records.request_records import Outcome
+from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec, placed
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
     simulated_figures,
     workload_of,
 )
-from ...harness.experiments.execution.plan import plan
-from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec, placed
+from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.experiment import Experiment
 from ...harness.load_generator.observed import ObservedServer
 from ...harness.policies.systems import system
 from ...harness.results.stationarity import horizon_s
 from ...workloads.errors import SloBenchError
-from ..capacity.cells import CellRunner, Simulator
-from ..capacity.options import Budget, Capacity, SearchOptions
-from ..capacity.search import find_capacity
+from ..capacity.capacity_cells import CellRunner, Simulator
+from ..capacity.capacity_search import find_capacity
+from ..capacity.search_options import Budget, Capacity, SearchOptions
 from ..sensitivity.perturbations import ScaledStepTime
 from ..sensitivity.study import highest_rps
 

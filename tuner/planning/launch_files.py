@@ -9,14 +9,14 @@ from pathlib import Path
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
 from ...harness.servers.launch.compatibility import refusal
-from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...harness.servers.launch.serve_settings import OWN_OPTIONS
 from ...harness.servers.launch.server_args import parallel_args
 from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
 from .offers import Offer, Value
+from .plan_search import SizedOffer, TargetLoad
 from .prices import PriceList
-from .search import SizedOffer, TargetLoad
 
 GPUS_OF_A_HOST = 8
 _PORT = 8000

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
-from ...harness.experiments.execution.load import estimated_capacity_rps
-from ...harness.experiments.execution.plan import plan
-from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.cell_specs import CellSpec
+from ...harness.experiments.execution.experiment_plan import plan
+from ...harness.experiments.execution.offered_load import estimated_capacity_rps
 from ...harness.policies.systems import system as system_by_name
 from ...predictors.placement import TP_DEGREES, smallest_tp
 from ...predictors.specs import gpu, model

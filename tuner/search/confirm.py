@@ -29,7 +29,7 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.curve import student_t
-from .evaluate import ConfigurationEvaluator, RaceResult, drifting_after_s
+from .evaluate_configuration import ConfigurationEvaluator, RaceResult, drifting_after_s
 from .runs import Runs, Servers
 from .settings import CAPACITY, COST, OBJECTIVES, Aim, TuningObjective
 from .space import Configuration

@@ -12,14 +12,14 @@ from typing import Any
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...harness.servers.launch.serve_settings import OWN_OPTIONS
 from ...harness.servers.launch.server_args import PARALLEL_SERVERS, parallel_args
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
 from ...workloads.whole_file import write_whole
 from .confirm import MOST_WINNERS, Ablation, Confirmed, Confirming, ablated, confirm
-from .evaluate import ConfigurationEvaluator
+from .evaluate_configuration import ConfigurationEvaluator
 from .settings import TuneSettings
 from .space import SETTINGS, Space
 from .study_results import StudyResults, TrialRow

@@ -16,14 +16,21 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ...harness.experiments.backends.measuring import Backend
-from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
-from ...harness.results.checkpoint import Checkpoint
+from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import PROMPT_SALT, Row
 from ...harness.servers.launch.backend_names import SIMULATED
-from ..capacity.cells import CellRunner, CellServer, Ended, PoolRunner, RealServer, Simulator
-from ..capacity.samples import LevelRunner, LevelSample, sample_from_plain
+from ..capacity.capacity_cells import (
+    CellRunner,
+    CellServer,
+    Ended,
+    PoolRunner,
+    RealServer,
+    Simulator,
+)
+from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ...harness.experiments.config.setting import declared
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import System, system
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...harness.servers.launch.serve_settings import OWN_OPTIONS
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse
 from .settings import Aim, TuneSettings

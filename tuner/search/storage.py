@@ -34,7 +34,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from ...harness.results.checkpoint import cut_half_a_line
+from ...harness.results.run_checkpoint import cut_half_a_line
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.extras import import_failure
 from ...workloads.trust import check as check_trust

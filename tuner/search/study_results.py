@@ -25,8 +25,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
-from ..capacity.options import SearchOutcome
-from .evaluate import PruningThreshold
+from ..capacity.search_options import SearchOutcome
+from .evaluate_configuration import PruningThreshold
 from .settings import CAPACITY, Aim
 from .space import Configuration, Space
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...harness.experiments.execution.cell_specs import CellSpec, placed
 from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
-from ...harness.experiments.execution.specs import CellSpec, placed
 from ...predictors.roofline import OperatorRoofline, StepTime
 from ...predictors.step_time import step_time
 from ...workloads.arrays import Ints

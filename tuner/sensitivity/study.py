@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...harness.core.records.request_records import Result
+from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import simulated, simulated_figures
-from ...harness.experiments.execution.specs import CellSpec
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .perturbations import Perturbation, World, world
 

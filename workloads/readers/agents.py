@@ -30,7 +30,7 @@ from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
 from ..sessions import AGENT, SUBAGENT, TASK_BITS, Step, Task
-from .table import FileTable, Kept, WorkloadTrace, in_order, lines
+from .table_reader import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")

@@ -30,7 +30,7 @@ import numpy as np
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
 from ..file_cache import depends_on
 from ..request import SLO_COLUMNS, RequestType
-from .table import (
+from .table_reader import (
     FileTable,
     WorkloadTrace,
     in_order,

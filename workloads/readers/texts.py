@@ -17,7 +17,7 @@ from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
 from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
 from ..workload import Workload
-from .table import FileTable, WorkloadTrace, lines, read_jsonl
+from .table_reader import FileTable, WorkloadTrace, lines, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it

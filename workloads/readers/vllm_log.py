@@ -30,7 +30,7 @@ import numpy as np
 from ..errors import FileFormatError
 from ..parsing import parse_json
 from ..prefixes import BLOCK_SIZE
-from .table import FileTable, Kept, WorkloadTrace, in_order, lines
+from .table_reader import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _TEXT = r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
 _IDS = r"[\[(]([\d, ]*)[\])]"

@@ -29,9 +29,9 @@ from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
-from ..loop.instance import EngineStuckError
-from .arrivals import INF, Arrivals
-from .instance import LazyInstance, own
+from ..loop.engine_instance import EngineStuckError
+from .cluster_arrivals import INF, Arrivals
+from .lazy_instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
 from .scheduling import LOOK_EVERY, InstanceRunner

@@ -21,7 +21,7 @@ from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, Sharing
 from ...core.records.request_records import TimeseriesRow
 from ...core.state import Release, RequestState
 from ..simulator.shared_gpu import SharedGpuInstance, SharedGpus
-from .arrivals import INF, Arrivals
+from .cluster_arrivals import INF, Arrivals
 from .recorder import Recorder
 
 _FRUITLESS = 200  # reviews in a row in which nothing happens: nothing will

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .instance import LazyInstance
+from .lazy_instance import LazyInstance
 
 
 class PaidTime:

@@ -26,9 +26,9 @@ from ...core.records.request_records import (
     Totals,
 )
 from ...core.state import Release, RequestState
-from ..loop.instance import EngineInstance
+from ..loop.engine_instance import EngineInstance
 from ..loop.measures import Measures, gaps_of, summed
-from .instance import LazyInstance
+from .lazy_instance import LazyInstance
 
 _OUTCOMES = {
     ReleaseReason.DROP: Outcome.DROPPED,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from ...core.state import RequestState
-from .arrivals import INF
-from .instance import DeviceGroup, LazyInstance, device_groups
+from .cluster_arrivals import INF
+from .lazy_instance import DeviceGroup, LazyInstance, device_groups
 
 LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
 _PARKED = 2  # turns of two that share a device in which neither could act

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...core.state import RequestState
-from ..loop.traced import EngineTrace, Place, Stop, TracedCounters, TracedInstance
+from ..loop.traced_instance import EngineTrace, Place, Stop, TracedCounters, TracedInstance
 from ..simulator.shared_gpu import SharedGpuInstance, SharedStepTime
 from .multi_model import SharedGpuCluster
 

@@ -13,8 +13,8 @@ from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.state import Release, RequestState
 from ...core.view import Predictions
 from .batch_state import INF
+from .loop_view import LoopView
 from .measures import Measures
-from .view import LoopView
 
 
 class ArrivalQueue:

@@ -21,8 +21,8 @@ from ...core.queues.wait_queue import CacheOrderedQueue, ViewOrderedQueue, WaitQ
 from ...core.state import WAITING, Phase, Release, RequestState
 from ...core.view import Predictions, View
 from .decode_counters import DecodeCounters
+from .loop_view import LoopView, queue_key_view
 from .measures import Measures
-from .view import LoopView, queue_key_view
 
 INF = float("inf")
 _DECODE, _PREFILL, _SWAPPED = Phase.DECODE, Phase.PREFILL, Phase.SWAPPED

@@ -25,7 +25,7 @@ from ...core.device import occupy
 from ...core.state import Phase, Release, RequestState
 from ..loop.arrival_queue import BatchInstance
 from ..loop.batch_state import INF
-from ..loop.instance import EngineStuckError, Iterating
+from ..loop.engine_instance import EngineStuckError, Iterating
 from ..loop.measures import Measures
 
 

@@ -31,9 +31,9 @@ from ...core.records.request_records import EndedBlock, InstanceTotals, Result, 
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System
-from ..cluster.arrivals import Arrivals, BlockArrivals
 from ..cluster.cluster import Cluster
-from ..cluster.instance import LazyInstance
+from ..cluster.cluster_arrivals import Arrivals, BlockArrivals
+from ..cluster.lazy_instance import LazyInstance
 from ..cluster.recorder import (
     BlockRecorder,
     Recorder,
@@ -43,11 +43,11 @@ from ..cluster.recorder import (
     timeline_of,
     totals_of,
 )
-from ..cluster.traced import TracedCluster
+from ..cluster.traced_cluster import TracedCluster
+from ..loop.engine_instance import EngineInstance, Iterating
 from ..loop.gc_control import collections_off
-from ..loop.instance import EngineInstance, Iterating
 from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_blocks, fit_embeds
-from ..loop.traced import EngineTrace
+from ..loop.traced_instance import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
 from .simulated_instances import Builder, Engine, instances_of

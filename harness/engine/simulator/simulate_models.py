@@ -22,12 +22,12 @@ from ...core.counters import summed as summed_counts
 from ...core.kv.pages import PAGE_BYTES
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.records.request_records import Result, Timeline, TimeseriesRow, Totals
-from ..cluster.arrivals import Arrivals
+from ..cluster.cluster_arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, acts_of, totals_of
 from ..cluster.traced_models import TracedSharedGpuCluster
 from ..loop.measures import Sample, gaps_of, summed
-from ..loop.traced import EngineTrace
+from ..loop.traced_instance import EngineTrace
 
 _SAMPLES = 300
 

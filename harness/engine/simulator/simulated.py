@@ -25,7 +25,7 @@ from ...core.policy import Policy
 from ...core.predictions import Learner
 from ...core.view import Predictions
 from ..loop.batch_state import INF
-from ..loop.instance import EngineStuckError, Movable
+from ..loop.engine_instance import EngineStuckError, Movable
 from ..loop.loop import Loop
 from ..loop.measures import Measures
 

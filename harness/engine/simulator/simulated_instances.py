@@ -21,10 +21,10 @@ from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
 from ...policies.shared.kv_store_parameters import SharedStoreLedgers
-from ..cluster.instance import LazyInstance
-from ..loop.instance import EngineInstance, Iterating
+from ..cluster.lazy_instance import LazyInstance
+from ..loop.engine_instance import EngineInstance, Iterating
 from ..loop.measures import Measures
-from ..loop.traced import EngineTrace, TracedInstance, TracedStaticInstance
+from ..loop.traced_instance import EngineTrace, TracedInstance, TracedStaticInstance
 from .simulated import SimulatedInstance
 from .static import StaticInstance
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .config import DecoderConfig
+from .decoder_config import DecoderConfig
 
 
 class KvCache:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .attention import Partial, chunk, decode
 from .batch import Batch, Decodes
-from .config import DecoderConfig
+from .decoder_config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
 from .tiers import UnitShape

@@ -24,10 +24,10 @@ from .attention import Partial, merged
 from .batch import Batch, Decodes
 from .cache import InUse, KvCache, LayerKv, Swapper, packed, unpacked
 from .decoder import Decoder, store
-from .errors import ModelError
 from .pipeline import Carrier, Pipeline, Traffic
 from .sequence import OffloadedBlocks, Sequence
-from .workers import HERE, ModelWorkers, Workers
+from .torch_errors import ModelError
+from .torch_workers import HERE, ModelWorkers, Workers
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from ....workloads.parsing import parse_json
-from .checkpoint import Checkpoint
-from .config import read_fields
-from .errors import ModelError
-from .load import check_room, torch_device
+from .decoder_config import read_fields
+from .load_decoder import check_room, torch_device
+from .model_tensors import Checkpoint
+from .torch_errors import ModelError
 
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 _PREFIXES = ("", "bert.", "roberta.")

@@ -9,9 +9,9 @@ import numpy as np
 from ....workloads.workload import Workload
 from ...core.decisions import ReleaseReason
 from ...core.records.request_records import Result
-from ..cluster.arrivals import INF, Arrivals
+from ..cluster.cluster_arrivals import INF, Arrivals
 from ..cluster.recorder import Recorder, timeline_of, totals_of
-from ..loop.instance import EngineInstance
+from ..loop.engine_instance import EngineInstance
 
 Progress = Callable[[int, float], None]
 

@@ -14,17 +14,17 @@ from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import LearnedPredictions
 from ...core.state import Phase, RequestState
-from ..loop.instance import Movable
+from ..loop.engine_instance import Movable
 from ..loop.measures import Measures
 from ..loop.timed import Ran, RecordedStepTime, TimedInstance
 from .batch import Piece
 from .cache import InUse, Swapper
 from .clock import WallClock
 from .distributed import CompletedMove, Spread
-from .kv_cache_manager import TorchKVCacheManager
 from .runner import Runner
 from .sequence import Sequence
-from .workers import HERE
+from .torch_kv_cache_manager import TorchKVCacheManager
+from .torch_workers import HERE
 
 Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enters
 

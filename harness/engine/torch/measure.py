@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ....predictors.profiles.profile import MeasuredDevice
+from ....predictors.profiles.profile_format import MeasuredDevice
 from .batch import Piece
-from .build import Engine
+from .build_engine import Engine
 from .cache import KvCache
 from .decoder import Decoder
 from .distributed import CompletedMove, Spread
 from .sequence import Sequence
 from .timing import Timing
-from .workers import Workers
+from .torch_workers import Workers
 
 ROUNDS = 4
 _REPEATS = 3  # in a round

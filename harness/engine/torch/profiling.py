@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....predictors.profiles.fit import fit_links
-from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ....predictors.profiles.fit_profile import fit_links
+from ....predictors.profiles.profile_format import Profile, Source, table_of, write_profile
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
@@ -88,8 +88,8 @@ def measure_profile(
     """
     need("torch", "profile run --backend torch")
     from . import measure
-    from .build import Engine, KvCacheConfig, num_gpu_blocks
-    from .load import load_decoder
+    from .build_engine import Engine, KvCacheConfig, num_gpu_blocks
+    from .load_decoder import load_decoder
 
     with ThreadLayout.choose().pinned():
         decoder = load_decoder(options.model, options.device, options.dtype)
@@ -136,7 +136,7 @@ def measure_profile(
 
 def _moves(decoder: Decoder) -> list[CompletedMove]:
     from .measure import measured_moves
-    from .workers import Workers
+    from .torch_workers import Workers
 
     with Workers(1, cores=ThreadLayout.choose(workers=1).worker_cores) as workers:
         return list(measured_moves(decoder, workers, _BLOCK_SIZE))

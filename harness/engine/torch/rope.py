@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .config import Rope
+from .decoder_config import Rope
 
 
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:

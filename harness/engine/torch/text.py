@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .errors import ModelError
+from .torch_errors import ModelError
 
 
 class Text:

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .checkpoint import Checkpoint
-from .config import DecoderConfig
-from .errors import ModelError
+from .decoder_config import DecoderConfig
+from .model_tensors import Checkpoint
 from .rope import interleaved
+from .torch_errors import ModelError
 
 Norm = tuple[Tensor, Tensor | None]  # weight, bias
 

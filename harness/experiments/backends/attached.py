@@ -19,9 +19,9 @@ from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
-from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
+from ...load_generator.http.request_columns import FAULTS
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import Client, HttpResult, measure
@@ -29,11 +29,11 @@ from ...load_generator.send_job import Senders
 from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
-from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
+from ...results.read_run import FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.tables import ClientSchema
-from ..execution.specs import CellSpec
+from ..execution.cell_specs import CellSpec
 from .gpu_watch import GpuWatch, watching
 from .measuring import CellMeasurement, Deployment
 from .vllm_json import write_vllm_json

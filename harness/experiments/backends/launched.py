@@ -42,13 +42,13 @@ from ...servers.gateway.split import transfer_of
 from ...servers.launch.compatibility import check_embedder
 from ...servers.launch.embedding_server import EmbeddingServer, embedding_server
 from ...servers.launch.environments import environment, home
-from ...servers.launch.serve import Serve
+from ...servers.launch.serve_settings import Serve
 from ...servers.launch.server_args import kv_offload_args, parallel_args, speculative_args
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ...servers.plugin.contract import EMBED_PASSES
 from ..config.tables import ClientSchema, ServerSchema
+from ..execution.cell_specs import CellSpec
 from ..execution.cells import workload_of
-from ..execution.specs import CellSpec
 from .attached import Attached, with_tokenizer_of
 from .measuring import CellMeasurement, profiling_level
 

@@ -25,8 +25,8 @@ from ...results.energy import unit_costs
 from ...results.engine_logs import PROFILING, REPEATED, profiling_cell, repeated_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Row, Value
+from ..execution.cell_specs import CellSpec
 from ..execution.cells import kept_cell, workload_of
-from ..execution.specs import CellSpec
 from ..execution.workers import CellDone, CellProgress, Event, now_and_then
 
 PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment

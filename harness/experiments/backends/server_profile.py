@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ....predictors.profiles.fit import fit_links
-from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ....predictors.profiles.fit_profile import fit_links
+from ....predictors.profiles.profile_format import Profile, Source, table_of, write_profile
 from ....predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
 from ....predictors.specs import ModelSpec, model
 from ....workloads.errors import SloBenchError

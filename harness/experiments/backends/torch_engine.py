@@ -1,5 +1,5 @@
 """The torch backend: the small engine of `harness.engine.torch`, in this process; several instances
-have a process each (`harness.engine.torch.cluster`).
+have a process each (`harness.engine.torch.executed_cluster`).
 
 Requests arrive inside the process, on the engine's clock, so metrics include no client and no
 network. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
@@ -30,8 +30,8 @@ from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.predictions import Guess
 from ...core.records.request_records import Result
 from ...core.state import RequestState
+from ...engine.loop.engine_instance import EngineInstance
 from ...engine.loop.gc_control import collections_off, heap_frozen
-from ...engine.loop.instance import EngineInstance
 from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.simulator.simulate import simulate
@@ -43,22 +43,22 @@ from ...load_generator.load_progress import LoadProgress, Progress
 from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
-from ...results.read import REASON_COLUMN
+from ...results.read_run import REASON_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.random_model import model_folder
 from ..config.tables import ServerSchema
+from ..execution.cell_specs import CellSpec, PlacementSpec, configured
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
-from ..execution.specs import CellSpec, PlacementSpec, configured
 from .measuring import CellMeasurement, Deployment, profiling_level
 
 if TYPE_CHECKING:
-    from ...engine.torch.build import Engine, KvCacheConfig
-    from ...engine.torch.cluster import InstanceProcesses
+    from ...engine.torch.build_engine import Engine, KvCacheConfig
     from ...engine.torch.decoder import Decoder
+    from ...engine.torch.executed_cluster import InstanceProcesses
     from ...engine.torch.tiers import TierFolder
-    from ...engine.torch.workers import Workers
+    from ...engine.torch.torch_workers import Workers
 
 _SAMPLES = 300
 _WARM_TOKENS = 64
@@ -189,8 +189,8 @@ class TorchBackend:
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[LoadedModel]:
         """Load the model onto the device."""
-        from ...engine.torch.load import load_decoder
-        from ...engine.torch.workers import Workers
+        from ...engine.torch.load_decoder import load_decoder
+        from ...engine.torch.torch_workers import Workers
 
         place, server = spec.placement, self.server
         model = model_folder(place.model)
@@ -269,7 +269,11 @@ class LoadedModel(Deployment):
         room: KvCacheConfig,
     ) -> CellMeasurement:
         """Several instances under the system's cluster policy, or behind a router."""
-        from ...engine.torch.cluster import ExecutedCluster, InstanceProcesses, spare_blocks
+        from ...engine.torch.executed_cluster import (
+            ExecutedCluster,
+            InstanceProcesses,
+            spare_blocks,
+        )
         from ...engine.torch.sequence import Sequence as Tokens
 
         assert self.workers is not None
@@ -323,7 +327,7 @@ class LoadedModel(Deployment):
         policy: AnyPolicy,
         room: KvCacheConfig,
     ) -> CellMeasurement:
-        from ...engine.torch.build import Engine
+        from ...engine.torch.build_engine import Engine
         from ...engine.torch.clock import CpuClock, RealClock
         from ...engine.torch.sequence import Sequence as Tokens
 
@@ -409,8 +413,8 @@ class LoadedModel(Deployment):
         return migrator
 
     def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_size: int) -> KvCacheConfig:
-        from ...engine.torch.build import KvCacheConfig, num_gpu_blocks, swaps
-        from ...engine.torch.load import kv_bytes
+        from ...engine.torch.build_engine import KvCacheConfig, num_gpu_blocks, swaps
+        from ...engine.torch.load_decoder import kv_bytes
 
         place = spec.placement
         blocks = place.num_gpu_blocks
@@ -550,7 +554,7 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
 
 
 def _store_figures(engine: Engine, instance: EngineInstance) -> dict[str, Value]:
-    from ...engine.torch.kv_cache_manager import PagedStoreKVCacheManager
+    from ...engine.torch.torch_kv_cache_manager import PagedStoreKVCacheManager
 
     if not isinstance(instance.kv_manager, PagedStoreKVCacheManager):
         return {}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from .setting import CLIENT, SERVERS, Count, Positive, Several, number_list, setting
 
 if TYPE_CHECKING:
-    from ...load_generator.http.options import HttpOptions
+    from ...load_generator.http.http_options import HttpOptions
 
 
 class TuningRecord(BaseModel):
@@ -186,7 +186,7 @@ class ClientSchema(BaseModel):
     @field_validator("headers")
     @classmethod
     def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
-        from ...load_generator.http.options import check_header
+        from ...load_generator.http.http_options import check_header
 
         for name, value in headers.items():
             check_header(name, value)
@@ -202,7 +202,7 @@ class ClientSchema(BaseModel):
 
     def options(self, *, model: str, cell: str, values_field: str | None = None) -> HttpOptions:
         """Return the options of the load generator for one cell, whose prompts are its own."""
-        from ...load_generator.http.options import Api, HttpOptions, PromptFormat
+        from ...load_generator.http.http_options import Api, HttpOptions, PromptFormat
 
         alike = {option.name for option in fields(HttpOptions)} & set(type(self).model_fields)
         exported = "vllm" in self.export

@@ -30,7 +30,7 @@ from ...core.multi_model_policy import SharingPolicy
 from ...core.records.judging import Judged, judge
 from ...core.records.request_records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
-from ...engine.loop.traced import EngineTrace
+from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...results.cell_files import (
@@ -49,8 +49,16 @@ from ...results.metrics import (
 )
 from ...results.request_fold import RequestFold
 from ...results.run_folder import Row
-from .bands import band_columns, sampled
-from .specs import EXACT_REQUESTS, CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
+from .cell_bands import band_columns, sampled
+from .cell_specs import (
+    EXACT_REQUESTS,
+    CellSpec,
+    PlacementSpec,
+    WorkloadSpec,
+    configured,
+    placed,
+    source,
+)
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs

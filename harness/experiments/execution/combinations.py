@@ -24,11 +24,9 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
 from ..config.setting import column_value
+from .cell_specs import PlacementSpec, WorkloadSpec, placed, source
 from .cells import models_of
-from .load import (
-    estimated_phases,
-)
-from .specs import PlacementSpec, WorkloadSpec, placed, source
+from .offered_load import estimated_phases
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.

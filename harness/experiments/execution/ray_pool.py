@@ -24,8 +24,8 @@ from ....workloads.errors import SloBenchError
 from ....workloads.extras import need
 from ...load_generator.load_workers import RaySenders
 from ...results.run_folder import Row
+from .cell_specs import CellSpec
 from .cells import run_cell
-from .specs import CellSpec
 from .workers import Answer, CellDone, Event, NotDoneError, packed, unpack
 
 _PATIENCE_S = 10

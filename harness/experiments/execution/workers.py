@@ -36,8 +36,8 @@ from ....workloads.extras import import_failure
 from ....workloads.whole_file import write_whole
 from ...load_generator.load_progress import LoadProgress
 from ...results.run_folder import Row
+from .cell_specs import CellSpec
 from .cells import run_cell
-from .specs import CellSpec
 
 if TYPE_CHECKING:
     from ...load_generator.send_job import Senders

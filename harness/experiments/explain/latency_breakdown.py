@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from ...engine.loop.traced import InstanceLog, State, StateChange, TracedStep
+from ...engine.loop.traced_instance import InstanceLog, State, StateChange, TracedStep
 
 
 class SpanKind(Enum):

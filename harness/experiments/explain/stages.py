@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...engine.loop.traced import EngineTrace, Place, Stop
+from ...engine.loop.traced_instance import EngineTrace, Place, Stop
 from .latency_breakdown import LatencySpan, SpanKind, latency_breakdown
 
 _PARTS = {

@@ -21,10 +21,10 @@ from ....workloads.errors import SloBenchError, UnknownNameError
 from ....workloads.whole_file import whole_file_packed
 from ....workloads.workload import Workload
 from ...core.records.request_records import Outcome, Result
-from ...engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
+from ...engine.loop.traced_instance import EngineTrace, InstanceLog, Place, Stop
 from ...servers.launch.backend_names import SIMULATED
+from ..execution.cell_specs import CellSpec
 from ..execution.cells import predicted_output_tokens, simulated, workload_of
-from ..execution.specs import CellSpec
 from ..experiment import Experiment, RunResult
 from .latency_breakdown import LatencySpan, SpanKind
 from .stages import visits

@@ -6,6 +6,6 @@ answers.
 
 from .endpoint import Endpoint
 from .faults import RequestFault
-from .options import Api, HttpOptions, PromptFormat
+from .http_options import Api, HttpOptions, PromptFormat
 
 __all__ = ["Api", "Endpoint", "HttpOptions", "PromptFormat", "RequestFault"]

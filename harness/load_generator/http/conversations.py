@@ -18,7 +18,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from .answers import CompletionResult
-from .options import Api, HttpOptions, PromptFormat
+from .http_options import Api, HttpOptions, PromptFormat
 from .prompts import encode_json, load_encoder
 
 PROMPT_FIELDS = ("prompt", "messages")

@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 from ....workloads.errors import SloBenchError
 from ...core.records.request_records import Outcome
 from ...core.state import RequestState
-from ...engine.cluster.arrivals import Arrivals
+from ...engine.cluster.cluster_arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..load_progress import LoadWatch, Watch
 from ..machine import allow_many_sockets, before_other_programs
 from ..real_cluster import RoutedServers
 from .answers import CompletionResult, Raw, read_answer
-from .columns import DriveResult, Spool
 from .connection import ConnectionPool, Exchange
 from .endpoint import Endpoint
 from .faults import RequestFault
+from .http_options import HttpOptions
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
-from .options import HttpOptions
+from .request_columns import DriveResult, Spool
 from .unserved import FirstFailures
 from .wire_requests import WireRequests
 

@@ -21,7 +21,7 @@ from ...core.records.request_records import Outcome, TimeseriesRow
 from ...core.wire import PredictedLength
 from .answers import Raw, read_answer
 from .faults import RequestFault
-from .options import HttpOptions
+from .http_options import HttpOptions
 
 if TYPE_CHECKING:
     from ....predictors.lengths.online_predictor import OnlineLengthPredictor

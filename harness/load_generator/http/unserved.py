@@ -14,9 +14,9 @@ from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from ..load_progress import LoadProgress
 from .answers import CompletionResult, Raw, read_answer
-from .columns import FAULTS, RequestColumns
 from .connection import Exchange
 from .faults import OVERLOAD, RequestFault
+from .request_columns import FAULTS, RequestColumns
 
 _ENOUGH_REFUSED = 20  # requests: a client error (4xx) does not pass
 _ENOUGH_FAILED = 20  # requests, of which no other failure may still pass,

@@ -22,7 +22,7 @@ from ...core.wire import PredictedLength, to_wire
 from .connection import MOST_BODY_BYTES
 from .conversations import Conversations, contexts_of, encode_body, tokens_before
 from .endpoint import Endpoint
-from .options import Api, HttpOptions, PromptFormat
+from .http_options import Api, HttpOptions, PromptFormat
 from .prompts import PromptMaker, Vocabulary, encode_json, load_encoder
 
 # Of an answer, with what frames it. An event of a token with its logprobs takes a few KiB.

@@ -17,7 +17,7 @@ from ...core.policy import AnyPolicy, parameter
 from ...core.state import RequestState
 from ..shared.disaggregated import PREFILL
 from ..shared.instance_load import queued_tokens
-from .controller import BanaServe, BanaServeState
+from .banaserve_controller import BanaServe, BanaServeState
 
 
 @dataclass

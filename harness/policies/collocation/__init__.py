@@ -25,7 +25,8 @@ In other folders:
 
 - What such a policy sees and answers: `core/collocated_policy.py`.
 - Forecast of the embedding load: `predictors/load_forecaster.py`.
-- Beside a real vLLM: `servers/plugin/embedding_scheduler.py`, `servers/gateway/collocated.py`.
+- Beside a real vLLM:
+  `servers/plugin/embedding_scheduler.py`, `servers/gateway/collocated_gateway.py`.
 - The embedder and its memory: `engine/simulator/embedding.py`, `predictors/embedder.py`.
 - §2.2 (objective; columns `llm_attainment`, `embed_attainment`, `objective`):
   `harness/results/metrics.py`.

@@ -12,7 +12,7 @@ from ...core.decisions import Timeout
 from ...core.policy import Key
 from ...core.state import RequestState
 from ...core.view import View
-from .policy import Collocation
+from .collocation_policy import Collocation
 
 
 @dataclass(frozen=True)

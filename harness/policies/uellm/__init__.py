@@ -27,7 +27,8 @@ In other folders:
 - Eq. 3-1, §3.3.1 (prediction of output lengths): `predictors/lengths/`,
   `workloads/length_buckets.py`.
 - Algorithm 3-2 (HELR) and the exact optimum, Morphling: `tuner/placement/`.
-- Execution of padded static batches: `engine/simulator/static.py`, `engine/torch/static.py`.
+- Execution of padded static batches:
+  `engine/simulator/static.py`, `engine/torch/executed_static.py`.
 - Baselines `fifo`, `sjf`, `ljf`: files of these names in `policies/`.
 
 Errata, measurements and commands: docs/papers/uellm.md.

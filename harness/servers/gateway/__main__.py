@@ -6,7 +6,7 @@ import sys
 
 from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
-from .running import GatewayPlan, serving
+from .running_gateway import GatewayPlan, serving
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
-from .serve import OWN_OPTIONS, Serve
+from .serve_settings import OWN_OPTIONS, Serve
 from .server_process import ServerError, ServerProcess
 
 _SLEEP_LIMIT_S = 120.0

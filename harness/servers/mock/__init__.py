@@ -5,7 +5,7 @@ with serving_apart(MockConfig(slots=4)) as server:               # in a process 
 python -m slo_bench.harness.servers.mock --port 8000 --ttft 0.1   # by hand
 """
 
-from .config import InjectedFault, MockConfig
-from .running import Mock, serving, serving_apart
+from .mock_config import InjectedFault, MockConfig
+from .running_mock import Mock, serving, serving_apart
 
 __all__ = ["InjectedFault", "Mock", "MockConfig", "serving", "serving_apart"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
-from .config import InjectedFault, MockConfig
-from .running import serve_until_interrupted
+from .mock_config import InjectedFault, MockConfig
+from .running_mock import serve_until_interrupted
 
 
 def _parser() -> argparse.ArgumentParser:

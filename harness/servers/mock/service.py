@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .config import InjectedFault, MockConfig
+from .mock_config import InjectedFault, MockConfig
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ...core.wire import (
     priority_from_wire,
     slo_from_wire,
 )
-from ...engine.torch.live import GenerationRequest, LiveEngine
+from ...engine.torch.live_engine import GenerationRequest, LiveEngine
 from ...engine.torch.sequence import Sampling, TokenLogprobs
 from ...engine.torch.text import Text, TextStream
 from ..http.http_server import Reply, refuse, respond_json

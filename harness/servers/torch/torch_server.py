@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from ....workloads.errors import SloBenchError
 from ...engine.loop.gc_control import heap_frozen
-from ...engine.torch.live import LiveEngine
+from ...engine.torch.live_engine import LiveEngine
 from ...engine.torch.text import Text
 from ..http.http_server import (
     HttpRequest,
@@ -164,17 +164,17 @@ def serving_model(
         SloBenchError: the model cannot be loaded, does not fit, or the system cannot run so.
     """
     from ...core.policy import Policy
-    from ...engine.torch.build import Engine, KvCacheConfig, swaps
-    from ...engine.torch.build import num_gpu_blocks as blocks_that_fit
-    from ...engine.torch.load import load_decoder
+    from ...engine.torch.build_engine import Engine, KvCacheConfig, swaps
+    from ...engine.torch.build_engine import num_gpu_blocks as blocks_that_fit
+    from ...engine.torch.load_decoder import load_decoder
     from ...engine.torch.threads import ThreadLayout
     from ...engine.torch.tiers import TierFolder
-    from ...engine.torch.workers import Workers
+    from ...engine.torch.torch_workers import Workers
     from ...policies.systems import system as system_by_name
     from ..launch.backend_names import TORCH
     from ..launch.compatibility import check
     from ..launch.random_model import model_folder
-    from ..launch.serve import NUM_CPU_BLOCKS
+    from ..launch.serve_settings import NUM_CPU_BLOCKS
 
     system = system_by_name(system_name).with_parameters(**parameters)
     check(system, TORCH)

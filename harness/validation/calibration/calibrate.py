@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.profiles.build import linear_curve
+from ....predictors.profiles.build_model import linear_curve
 from ....predictors.profiles.calibration import Calibration, hats
 from ....predictors.profiles.formulas import TABLE, available
-from ....predictors.profiles.profile import Profile
-from ....predictors.profiles.table import Curve
+from ....predictors.profiles.profile_format import Profile
+from ....predictors.profiles.step_time_table import Curve
 from ....workloads.errors import SloBenchError
 from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS

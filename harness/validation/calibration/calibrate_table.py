@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.profiles.build import GRAPH_TOKENS
+from ....predictors.profiles.build_model import GRAPH_TOKENS
 from ....predictors.profiles.calibration import Calibration
 from ....predictors.profiles.formulas import profiled_step_time
-from ....predictors.profiles.profile import Profile
-from ....predictors.profiles.table import Host
+from ....predictors.profiles.profile_format import Profile
+from ....predictors.profiles.step_time_table import Host
 from ....predictors.step_time import DEFAULT_HOST_S
 from ....workloads.errors import SloBenchError
 from ..accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....predictors.placement import Placement
-from ....predictors.profiles.build import GRAPH_TOKENS, with_peer_link
+from ....predictors.profiles.build_model import GRAPH_TOKENS, with_peer_link
 from ....predictors.profiles.formulas import is_whole, profiled_step_time
 from ....predictors.profiles.importers import recognise
-from ....predictors.profiles.profile import Profile
-from ....predictors.profiles.table import Host
+from ....predictors.profiles.profile_format import Profile
+from ....predictors.profiles.step_time_table import Host
 from ....predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
 from ....workloads.errors import SloBenchError, UnknownNameError
@@ -25,7 +25,7 @@ from ....workloads.workload import Workload
 from ...core.policy import Policy
 from ...core.policy import overrides as overrides_hook
 from ...core.records.request_records import Outcome, Records, Result, time_per_output_token_s
-from ...engine.loop.traced import EngineTrace
+from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ...results.engine_logs import EngineSettings, RealLog

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ....predictors.profiles.formulas import is_whole, profiled_step_time
-from ....predictors.profiles.profile import Profile, Source
-from ....predictors.profiles.table import Host
+from ....predictors.profiles.profile_format import Profile, Source
+from ....predictors.profiles.step_time_table import Host
 from ....predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import take
+from ...experiments.execution.cell_specs import CellSpec
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
-from ...experiments.execution.specs import CellSpec
 from ...experiments.experiment import Experiment
 from ...results.engine_logs import (
     PROFILING,
@@ -31,7 +31,7 @@ from ...results.engine_logs import (
     read_meta,
     repeated_cell,
 )
-from ...results.read import detail_file, read_table
+from ...results.read_run import detail_file, read_table
 from ...results.step_log import StepLogContent, logged
 from .log_replay import AskedRequests, catalogue_name
 

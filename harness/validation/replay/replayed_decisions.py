@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.profiles.profile import Profile, read_profile
+from ....predictors.profiles.profile_format import Profile, read_profile
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ...core.records.decision_counts import DecisionCounts
 from ...core.records.request_records import Outcome, Records
 from ...core.wire import DROPPED, OFFLOADED, REJECTED
-from ...engine.loop.traced import EngineTrace, InstanceLog, State
-from ...experiments.execution.specs import CellSpec
+from ...engine.loop.traced_instance import EngineTrace, InstanceLog, State
+from ...experiments.execution.cell_specs import CellSpec
 from ...load_generator.http.wire_requests import REQUEST_ID
 from ...policies.systems import system
 from ...results.cell_files import Choice, Column, gzip_csv

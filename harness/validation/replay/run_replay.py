@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.profiles.profile import Profile, write_profile
+from ....predictors.profiles.profile_format import Profile, write_profile
 from ....workloads.csv_text import guarded
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import finite
 from ....workloads.whole_file import write_whole
-from ...experiments.execution.specs import CellSpec
+from ...experiments.execution.cell_specs import CellSpec
 from ...policies.systems import system
 from ...results.cell_files import Column, gzip_csv
 from ...results.engine_logs import RealLog

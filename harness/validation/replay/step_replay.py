@@ -25,8 +25,8 @@ from ...engine.loop.measures import Measures
 from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.torch.execute import execute
+from ...experiments.execution.cell_specs import CellSpec, configured
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
-from ...experiments.execution.specs import CellSpec, configured
 from .log_replay import latencies
 
 Floats = NDArray[np.float64]

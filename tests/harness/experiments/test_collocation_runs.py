@@ -13,8 +13,8 @@ from slo_bench.harness.core.records.judging import judge
 from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.engine.loop.overlong_requests import fit, fit_embeds
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cell_specs import placed
 from slo_bench.harness.experiments.execution.cells import workload_of
-from slo_bench.harness.experiments.execution.specs import placed
 from slo_bench.harness.experiments.explain.latency_breakdown import SpanKind
 from slo_bench.harness.experiments.explain.trace import cell_names, replay
 from slo_bench.harness.policies.systems import system
@@ -23,7 +23,7 @@ from slo_bench.harness.results.metrics import _by_kind as by_kind
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
-from slo_bench.reports.pages.explain import explain
+from slo_bench.reports.pages.explain_page import explain
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import RequestType
 from slo_bench.workloads.workload import Workload

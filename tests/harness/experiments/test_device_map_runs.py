@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.experiments.explain.trace import replay
 from slo_bench.workloads.errors import SloBenchError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.bands import (
+from slo_bench.harness.experiments.execution.cell_bands import (
     attainments,
     band_columns,
     sampled,
@@ -20,7 +20,7 @@ from slo_bench.harness.experiments.execution.cells import (
     simulated_figures,
     workload_of,
 )
-from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.predictors.bands import LEVEL, UNFITTED, Spread, residuals
 from slo_bench.tuner.capacity.folder import prediction_band
 
@@ -66,7 +66,7 @@ def test_probability_of_meeting_falls_with_the_target(cell):
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
     spec, workload, result, row = cell
-    from slo_bench.harness.experiments.execution import bands
+    from slo_bench.harness.experiments.execution import cell_bands as bands
 
     deployment = bands.placed(spec.placement)
     fitted_step_time = dataclasses.replace(

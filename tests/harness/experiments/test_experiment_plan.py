@@ -2,8 +2,8 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.config.setting import SIMULATOR, declared, number_list
-from slo_bench.harness.experiments.execution.load import DEFAULT_REQUESTS, two_digits
-from slo_bench.harness.experiments.execution.specs import CellSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import CellSpec, placed
+from slo_bench.harness.experiments.execution.offered_load import DEFAULT_REQUESTS, two_digits
 from slo_bench.workloads.errors import SloBenchError
 
 

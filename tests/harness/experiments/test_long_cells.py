@@ -24,10 +24,11 @@ from slo_bench.harness.core.records.request_records import (
 from slo_bench.harness.engine.cluster import recorder
 from slo_bench.harness.engine.cluster.failures import parse_failures
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks
-from slo_bench.harness.experiments.execution import bands, cells
-from slo_bench.harness.experiments.execution.load import estimate
-from slo_bench.harness.experiments.execution.plan import plan
-from slo_bench.harness.experiments.execution.specs import EXACT_REQUESTS, configured, placed
+from slo_bench.harness.experiments.execution import cell_bands as bands
+from slo_bench.harness.experiments.execution import cells
+from slo_bench.harness.experiments.execution.cell_specs import EXACT_REQUESTS, configured, placed
+from slo_bench.harness.experiments.execution.experiment_plan import plan
+from slo_bench.harness.experiments.execution.offered_load import estimate
 from slo_bench.harness.results import request_fold
 from slo_bench.harness.results.stationarity import BatchFold, batches_of, left_s
 from slo_bench.workloads import base
@@ -206,7 +207,7 @@ import resource, sys
 from pathlib import Path
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution import cells
-from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.experiments.execution.experiment_plan import plan
 cells.EXACT_REQUESTS = 1000
 [spec] = plan(Experiment(systems=["vllm"], workload="synthetic(prompt=50,output=4)", rates=[40],
                          requests=int(sys.argv[1]), seeds=1)).cells

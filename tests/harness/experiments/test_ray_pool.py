@@ -23,10 +23,10 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.load_workers import _check_versions
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock import MockConfig, serving
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 ASKED = Experiment(

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-_SIMULATES = "slo_bench.tuner.capacity.cells, slo_bench.harness.experiments.execution.workers"
+_SIMULATES = (
+    "slo_bench.tuner.capacity.capacity_cells, slo_bench.harness.experiments.execution.workers"
+)
 _EXPERIMENT = "slo_bench.harness.experiments.experiment"
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.cell_specs import CellSpec, placed, source
 from slo_bench.harness.experiments.execution.cells import models_of, workload_of
-from slo_bench.harness.experiments.execution.specs import CellSpec, placed, source
 from slo_bench.harness.experiments.experiment import suites
 from slo_bench.workloads.arrivals import Concurrency
 

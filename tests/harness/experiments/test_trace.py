@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records.request_records import Outcome
-from slo_bench.harness.engine.loop.traced import EngineTrace
+from slo_bench.harness.engine.loop.traced_instance import EngineTrace
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.experiments.execution.specs import (
+from slo_bench.harness.experiments.execution.cell_specs import (
     PlacementSpec,
     WorkloadSpec,
     placed,

@@ -9,7 +9,7 @@ from slo_bench.harness.experiments.config.tables import ClientSchema
 from slo_bench.harness.experiments.experiment import Experiment, salted
 from slo_bench.harness.load_generator.http.wire_requests import BodyMaker
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 

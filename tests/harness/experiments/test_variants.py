@@ -4,8 +4,8 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.allowances import allowances
-from slo_bench.harness.experiments.execution.load import estimate
-from slo_bench.harness.results.read import read_run
+from slo_bench.harness.experiments.execution.offered_load import estimate
+from slo_bench.harness.results.read_run import read_run
 from slo_bench.reports.figures.levels import combine
 from slo_bench.tuner.planning.offers import choices
 from slo_bench.workloads.errors import SloBenchError

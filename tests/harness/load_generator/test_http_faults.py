@@ -11,9 +11,11 @@ from slo_bench.harness.load_generator.http import (
     Endpoint,
     HttpOptions,
     RequestFault,
-    columns,
     drive,
     wire_requests,
+)
+from slo_bench.harness.load_generator.http import (
+    request_columns as columns,
 )
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import InjectedFault as MockFault

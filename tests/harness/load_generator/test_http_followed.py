@@ -15,9 +15,9 @@ for module in ("torch", "transformers", "peft", "safetensors"):
 import numpy as np  # noqa: E402
 
 from slo_bench.harness.servers.mock import MockConfig  # noqa: E402
-from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.online import QUEUE, read_queue  # noqa: E402
 from slo_bench.predictors.lengths.online_predictor import OnlineLengthPredictor  # noqa: E402
+from slo_bench.predictors.lengths.predictor_config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.records.request_records import Outcome
-from slo_bench.harness.engine.cluster.arrivals import INF, Arrivals
+from slo_bench.harness.engine.cluster.cluster_arrivals import INF, Arrivals
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.load_workers import (

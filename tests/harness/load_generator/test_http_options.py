@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
-from slo_bench.harness.load_generator.http.columns import (
+from slo_bench.harness.load_generator.http.request_columns import (
     FAULTS,
     RequestColumns,
     SenderResult,

@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.cli.commands.run import EXAMPLES
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.results.read import read_runs
+from slo_bench.harness.results.read_run import read_runs
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.predictors.specs import gpu

@@ -9,8 +9,8 @@ import pytest
 from slo_bench.harness.core.wire import REJECTED
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.answers import Raw
-from slo_bench.harness.load_generator.http.columns import FAULTS, RequestColumns
 from slo_bench.harness.load_generator.http.faults import RequestFault
+from slo_bench.harness.load_generator.http.request_columns import FAULTS, RequestColumns
 from slo_bench.harness.load_generator.http.unserved import (
     FirstFailures,
     is_hopeless,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.cli.output.run import _so_far
+from slo_bench.cli.output.run_output import _so_far
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.connection import Exchange
 from slo_bench.harness.load_generator.http.faults import RequestFault

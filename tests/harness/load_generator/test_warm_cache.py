@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.load_generator.http import HttpOptions
-from slo_bench.harness.load_generator.http.columns import RequestColumns
-from slo_bench.harness.load_generator.http.options import PromptFormat
+from slo_bench.harness.load_generator.http.http_options import PromptFormat
+from slo_bench.harness.load_generator.http.request_columns import RequestColumns
 from slo_bench.harness.load_generator.warm_cache import (
     CacheCounters,
     given_prompts,

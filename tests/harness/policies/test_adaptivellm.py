@@ -15,8 +15,8 @@ from slo_bench.harness.core.decisions import NextQueue, PreemptionMode
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cell_specs import configured, placed
 from slo_bench.harness.experiments.execution.cells import workload_of
-from slo_bench.harness.experiments.execution.specs import configured, placed
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm, AdaptiveLlmDeadlines
 from slo_bench.harness.results.metrics import weighted_turnaround
 from slo_bench.predictors.costs.grid import CostGrid, Swap

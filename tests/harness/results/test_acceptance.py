@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
-from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.results.acceptance import (
     speculation_counts,
     speculation_figures,

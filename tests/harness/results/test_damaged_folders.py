@@ -16,12 +16,12 @@ from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.reports.compare.comparing import compare, judge_comparison, read_results
 from slo_bench.reports.compare.output import comparison_json
 from slo_bench.reports.pages.tuning import rewrite_tuning
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.search.evaluate_configuration import cell_of
 from slo_bench.tuner.search.runs import Runs
 from slo_bench.tuner.search.settings import TuneSettings, load
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 
 QUICK = CapacityOptions(tolerance=0.5, targets=(0.9,), max_requests=300)
 

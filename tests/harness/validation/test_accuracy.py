@@ -37,7 +37,7 @@ from slo_bench.harness.validation.accuracy.prediction_errors import judge, judge
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.specs import model as catalogue_model
-from slo_bench.reports.pages.accuracy import figures, write_accuracy
+from slo_bench.reports.pages.accuracy_page import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s

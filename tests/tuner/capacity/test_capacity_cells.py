@@ -4,7 +4,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.cells import run_cell, workload_of
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.tuner.capacity.cells import Simulator
+from slo_bench.tuner.capacity.capacity_cells import Simulator
 
 ONE = {"systems": ["banaserve"], "workload": "sharegpt"}
 SEVERAL = {

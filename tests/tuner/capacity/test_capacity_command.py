@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench.cli.commands.capacity import _advice
-from slo_bench.reports.pages.capacity import _levels, best_lines
+from slo_bench.reports.pages.capacity_page import _levels, best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
 QUICK += ["--max-requests", "3000"]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.plan import plan
-from slo_bench.tuner.capacity.cells import CellRunner, Simulator
+from slo_bench.harness.experiments.execution.experiment_plan import plan
+from slo_bench.tuner.capacity.capacity_cells import CellRunner, Simulator
 from slo_bench.tuner.capacity.control import control_sums, corrected, dispersion_within
-from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.tuner.capacity.level_samples import LevelSample
 
 CLOSED = "sessions(closed=true)"
 

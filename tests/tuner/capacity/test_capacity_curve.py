@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.results.stationarity import BATCHES
 from slo_bench.tuner.capacity.curve import CapacityLevel, crossing, falling_shares, student_t
-from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.tuner.capacity.level_samples import LevelSample
 
 
 def run(rate, met, counted, seed=0, *, backlog=None, valid=True):

@@ -7,7 +7,7 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.workers import LocalPool
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
-from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 
@@ -84,7 +84,7 @@ def test_interrupted_capacity_search_is_resumed_in_a_pool(tmp_path, here, pool_o
 
 
 ONE = EXPERIMENT.model_copy(update={"systems": ("vllm",), "tp": (1,)})
-HERE_S = "slo_bench.tuner.capacity.cells._HERE_S"
+HERE_S = "slo_bench.tuner.capacity.capacity_cells._HERE_S"
 
 
 @pytest.mark.parametrize("here_s", [1e9, 1e-9])
@@ -116,7 +116,7 @@ def test_error_in_a_pool_process_is_raised_here(tmp_path, pool_of, monkeypatch):
     def failing(*arguments):
         raise SloBenchError("this machine lacks the trace")
 
-    monkeypatch.setattr("slo_bench.tuner.capacity.cells.CellRunner.run", failing)
+    monkeypatch.setattr("slo_bench.tuner.capacity.capacity_cells.CellRunner.run", failing)
     with pool_of(2) as pool, pytest.raises(SloBenchError, match="lacks the trace"):
         search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool)
     assert not (tmp_path / "run").exists()

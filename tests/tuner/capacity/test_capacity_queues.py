@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench import Experiment
-from slo_bench.tuner.capacity.asked import REAL_LEAST, CapacityOptions
-from slo_bench.tuner.capacity.options import SearchOptions
-from slo_bench.tuner.capacity.queues import MdcQueue
-from slo_bench.tuner.capacity.search import find_capacity, throughput_of_bursts
+from slo_bench.tuner.capacity.capacity_options import REAL_LEAST, CapacityOptions
+from slo_bench.tuner.capacity.capacity_search import find_capacity, throughput_of_bursts
+from slo_bench.tuner.capacity.mdc_queue import MdcQueue
+from slo_bench.tuner.capacity.search_options import SearchOptions
 
 
 def test_attainment_of_one_server_without_waiting_is_its_idle_share():

@@ -12,8 +12,8 @@ from slo_bench.harness.results.stationarity import (
     starves,
     stationary,
 )
-from slo_bench.tuner.capacity.queues import MdcQueue
-from slo_bench.tuner.capacity.samples import check_refused, wilson_interval
+from slo_bench.tuner.capacity.level_samples import check_refused, wilson_interval
+from slo_bench.tuner.capacity.mdc_queue import MdcQueue
 from slo_bench.workloads.errors import SloBenchError
 
 

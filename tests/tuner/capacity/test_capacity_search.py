@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.curve import CapacityLevel
-from slo_bench.tuner.capacity.options import Budget, SearchOptions, SearchOutcome
-from slo_bench.tuner.capacity.queues import MdcQueue
-from slo_bench.tuner.capacity.search import find_capacity
+from slo_bench.tuner.capacity.mdc_queue import MdcQueue
+from slo_bench.tuner.capacity.search_options import Budget, SearchOptions, SearchOutcome
 from slo_bench.workloads.errors import SloBenchError
 
 QUEUE = MdcQueue(4, 1.0, 0.3)

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from slo_bench.harness.results.stationarity import BATCHES
-from slo_bench.tuner.capacity.options import Budget, SearchOptions
-from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.tuner.capacity.level_samples import LevelSample
+from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
 from slo_bench.tuner.capacity.traces import find_trace_capacity
 
 

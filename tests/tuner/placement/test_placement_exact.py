@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slo_bench.tuner.placement import exact as exact_module
-from slo_bench.tuner.placement.compare import search, unused_reasons
+from slo_bench.tuner.placement.compare_placements import search, unused_reasons
 from slo_bench.tuner.placement.exact import exact, optimum
 from slo_bench.tuner.placement.paper import paper
 from slo_bench.tuner.placement.problem import (

@@ -10,7 +10,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
 from slo_bench.tuner.placement import topology
-from slo_bench.tuner.placement.compare import answer, answers
+from slo_bench.tuner.placement.compare_placements import answer, answers
 from slo_bench.tuner.placement.exact import exact
 from slo_bench.tuner.placement.launch import (
     accelerate_map,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slo_bench.tuner.placement.compare import random_gaps
+from slo_bench.tuner.placement.compare_placements import random_gaps
 
 
 @pytest.mark.slow

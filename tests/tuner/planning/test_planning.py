@@ -21,11 +21,11 @@ from reference.examples import examples
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
-from slo_bench.reports.pages.plan import confirmed_lines, plan_rows, price_lines
-from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.reports.pages.plan_page import confirmed_lines, plan_rows, price_lines
+from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
+from slo_bench.tuner.planning.deployment_levels import CONFIRM, SEARCH, verdict
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
-from slo_bench.tuner.planning.levels import CONFIRM, SEARCH, verdict
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
 from slo_bench.workloads.errors import SloBenchError

@@ -5,7 +5,7 @@ import threading
 import optuna
 import pytest
 
-from slo_bench.harness.results.checkpoint import cut_half_a_line
+from slo_bench.harness.results.run_checkpoint import cut_half_a_line
 from slo_bench.tuner.search.storage import (
     JOURNAL,
     StudyLocation,

@@ -10,7 +10,7 @@ from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.workers import LocalPool, NotDoneError
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.storage import open_storage
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 # Answers of few tokens are simulated in few steps.

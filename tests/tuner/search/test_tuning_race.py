@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from slo_bench.tuner.capacity.options import Budget, SearchOptions
-from slo_bench.tuner.capacity.samples import LevelSample
-from slo_bench.tuner.capacity.search import find_capacity
-from slo_bench.tuner.search.evaluate import LADDER, PruningThreshold, pace_of, race
+from slo_bench.tuner.capacity.capacity_search import find_capacity
+from slo_bench.tuner.capacity.level_samples import LevelSample
+from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
+from slo_bench.tuner.search.evaluate_configuration import LADDER, PruningThreshold, pace_of, race
 
 BATCHES = 20
 

@@ -10,11 +10,11 @@ from slo_bench.harness.experiments import experiment
 from slo_bench.harness.experiments.backends.measuring import CellMeasurement
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
-from slo_bench.tuner.capacity.cells import Simulator
-from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.capacity.capacity_cells import Simulator
+from slo_bench.tuner.search.evaluate_configuration import cell_of
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 EXPERIMENT = Experiment(systems="vllm", backend="vllm", requests=200, seeds=2)

@@ -3,11 +3,11 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.tuner.search.dimension import Dimension
-from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.search.evaluate_configuration import cell_of
 from slo_bench.tuner.search.samplers import checked, grid_of
 from slo_bench.tuner.search.settings import Aim, TuneSettings, load, text_of
 from slo_bench.tuner.search.space import counts_gpus, key_of, space_of
-from slo_bench.tuner.search.tune import prepared
+from slo_bench.tuner.search.tuning_run import prepared
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 MODELS = "fleet(llama-3.1-8b*2)"

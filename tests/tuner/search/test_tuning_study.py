@@ -28,7 +28,7 @@ from slo_bench.tuner.search.study_results import (
     stable_importances,
 )
 from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
 
 # Answers of few tokens are simulated in few steps.

@@ -9,7 +9,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tuning_run import tune
 
 pytestmark = pytest.mark.torch
 

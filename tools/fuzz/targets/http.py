@@ -7,10 +7,10 @@ from array import array
 from typing import Any
 
 from slo_bench.harness.load_generator.http.answers import Raw, read_answer, unchunk
-from slo_bench.harness.load_generator.http.columns import Spool
 from slo_bench.harness.load_generator.http.connection import Connection, Exchange
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.load_generator.http.faults import RequestFault
+from slo_bench.harness.load_generator.http.request_columns import Spool
 from slo_bench.harness.servers.gateway.replies import CollectedReply
 from slo_bench.harness.servers.gateway.upstream import (
     ConnectionLostError,
@@ -28,8 +28,8 @@ from slo_bench.harness.servers.http.http_server import (
     Reply,
     respond,
 )
-from slo_bench.harness.servers.mock.answers import MockHandler
-from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.mock_answers import MockHandler
+from slo_bench.harness.servers.mock.mock_config import MockConfig
 from slo_bench.harness.servers.mock.service import Service
 
 from .target import Target

@@ -13,16 +13,21 @@ import torch
 import transformers
 
 from slo_bench.harness.engine.torch.batch import PrefillChunk
-from slo_bench.harness.engine.torch.checkpoint import Checkpoint
-from slo_bench.harness.engine.torch.config import read_config
+from slo_bench.harness.engine.torch.decoder_config import read_config
 from slo_bench.harness.engine.torch.encoder import read_encoder
-from slo_bench.harness.engine.torch.load import load_decoder
+from slo_bench.harness.engine.torch.load_decoder import load_decoder
+from slo_bench.harness.engine.torch.model_tensors import Checkpoint
 from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
-from slo_bench.harness.engine.torch.workers import loaded
+from slo_bench.harness.engine.torch.torch_workers import loaded
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
-from slo_bench.predictors.lengths.config import CONFIG, Base, NetworkShape, PredictorConfig
-from slo_bench.predictors.lengths.network import HEADS, LengthNetwork
+from slo_bench.predictors.lengths.length_network import HEADS, LengthNetwork
 from slo_bench.predictors.lengths.predictor import put_weights
+from slo_bench.predictors.lengths.predictor_config import (
+    CONFIG,
+    Base,
+    NetworkShape,
+    PredictorConfig,
+)
 from slo_bench.predictors.lengths.tfidf import SIZES, Encoded, TfIdfClassifier
 from slo_bench.predictors.lengths.train import save_weights
 

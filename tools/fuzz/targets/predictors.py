@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from slo_bench.predictors.lengths.samples import TEST, TRAIN, pack, read_samples, seen_in
+from slo_bench.predictors.lengths.length_samples import TEST, TRAIN, pack, read_samples, seen_in
 from slo_bench.workloads.labelled_prompts import LabelledPrompt
 
 from .target import Target, from_file

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from slo_bench.predictors.costs.grid import CostGrid, Swap, read_cost_grid
-from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
+from slo_bench.predictors.profiles.profile_format import Source, read_profile, write_profile
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 
 from .target import Target, beside, from_file

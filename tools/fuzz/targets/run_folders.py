@@ -11,10 +11,10 @@ from pathlib import Path
 
 from slo_bench import Experiment, write_report
 from slo_bench.harness.results.engine_logs import read_log
-from slo_bench.harness.results.read import read_requests, read_run, read_timeline
+from slo_bench.harness.results.read_run import read_requests, read_run, read_timeline
 from slo_bench.harness.results.run_folder import read_rows
 from slo_bench.reports.compare.comparing import read_results
-from slo_bench.tuner.capacity.checkpoint import read_capacity
+from slo_bench.tuner.capacity.capacity_checkpoint import read_capacity
 
 from .target import Target
 

@@ -16,8 +16,8 @@ from slo_bench.harness.core.decisions import Admission, Limits, ReleaseReason, T
 from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records.request_records import Outcome
-from slo_bench.harness.engine.cluster.arrivals import Arrivals
-from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.cluster.cluster_arrivals import Arrivals
+from slo_bench.harness.engine.loop.engine_instance import EngineStuckError
 from slo_bench.harness.engine.loop.loop import Loop
 from slo_bench.harness.engine.simulator import simulated_instances
 from slo_bench.harness.engine.simulator.simulate import simulate

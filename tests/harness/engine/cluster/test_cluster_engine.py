@@ -26,8 +26,8 @@ from slo_bench.harness.core.decisions import PreemptionMode, ReleaseReason, Time
 from slo_bench.harness.core.policy import parameter
 from slo_bench.harness.core.records.request_records import Outcome, Records
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.cluster.instance import Instance
-from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.cluster.lazy_instance import Instance
+from slo_bench.harness.engine.loop.engine_instance import EngineStuckError
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.sarathi import Sarathi

@@ -19,11 +19,11 @@ from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
 from slo_bench.harness.core.records.judging import judge
 from slo_bench.harness.core.records.request_records import Outcome
-from slo_bench.harness.engine.cluster.instance import device_groups
+from slo_bench.harness.engine.cluster.lazy_instance import device_groups
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulated_instances import Builder, instances_of
 from slo_bench.harness.experiments.execution.cells import simulated, workload_of
-from slo_bench.harness.policies.banaserve.controller import BanaServe
+from slo_bench.harness.policies.banaserve.banaserve_controller import BanaServe
 from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.llumnix import Llumnix
 from slo_bench.harness.policies.memserve import MemServe

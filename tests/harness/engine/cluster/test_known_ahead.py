@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.state import WAITING
-from slo_bench.harness.engine.cluster.instance import LazyInstance
+from slo_bench.harness.engine.cluster.lazy_instance import LazyInstance
 from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.distserve import DistServe

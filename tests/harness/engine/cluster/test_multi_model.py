@@ -18,7 +18,7 @@ from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
 from slo_bench.harness.experiments.derived_slo import dedicated_slos
 from slo_bench.harness.policies.muxserve import MuxServe
-from slo_bench.harness.policies.prism.controller import PrismGlobal
+from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.policies.qlm import Qlm
 from slo_bench.harness.policies.shared.model_sharing import VllmSharing
 from slo_bench.harness.policies.static_partition import StaticPartition

@@ -13,12 +13,12 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.core.policy import Policy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
-from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
+from slo_bench.harness.engine.torch.build_engine import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 from slo_bench.harness.policies.systems import system  # noqa: E402
 from slo_bench.workloads.request import Slo  # noqa: E402
 

@@ -26,19 +26,19 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.engine.torch import distributed  # noqa: E402
-from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
+from slo_bench.harness.engine.torch.build_engine import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import CpuClock  # noqa: E402
-from slo_bench.harness.engine.torch.cluster import (  # noqa: E402
+from slo_bench.harness.engine.torch.executed_cluster import (  # noqa: E402
     ExecutedCluster,
     InstanceProcesses,
     LearnedStepTime,
     spare_blocks,
 )
 from slo_bench.harness.engine.torch.execution import Opens, PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
 from slo_bench.harness.engine.torch.tiers import TierFolder  # noqa: E402
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

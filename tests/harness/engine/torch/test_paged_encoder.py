@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.engine.torch.encoder import Encoder  # noqa: E402
-from slo_bench.harness.engine.torch.errors import ModelError  # noqa: E402
+from slo_bench.harness.engine.torch.torch_errors import ModelError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

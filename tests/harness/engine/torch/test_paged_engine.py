@@ -24,12 +24,12 @@ from slo_bench.harness.engine.loop.timed import Ran, Recording, TimedInstance  #
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache, Swapper  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder  # noqa: E402
+from slo_bench.harness.engine.torch.executed_static import PagedStaticInstance, StaticExecution  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.kv_cache_manager import TorchKVCacheManager  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sampling, Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.static import PagedStaticInstance, StaticExecution  # noqa: E402
+from slo_bench.harness.engine.torch.torch_kv_cache_manager import TorchKVCacheManager  # noqa: E402
 from slo_bench.harness.policies.systems import system  # noqa: E402
 from slo_bench.workloads.request import Slo  # noqa: E402
 

@@ -15,9 +15,9 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from safetensors.torch import load_file, save_file
 
-from slo_bench.harness.engine.torch import load
-from slo_bench.harness.engine.torch.errors import DoesNotFitError, ModelError
-from slo_bench.harness.engine.torch.load import load_decoder
+from slo_bench.harness.engine.torch import load_decoder as load
+from slo_bench.harness.engine.torch.load_decoder import load_decoder
+from slo_bench.harness.engine.torch.torch_errors import DoesNotFitError, ModelError
 
 pytestmark = pytest.mark.torch
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}

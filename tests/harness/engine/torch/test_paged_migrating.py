@@ -24,13 +24,13 @@ from slo_bench.workloads.request import Slo
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
+from slo_bench.harness.engine.torch.build_engine import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import CompletedMove, Spread  # noqa: E402
-from slo_bench.harness.engine.torch.errors import WorkerError  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_errors import WorkerError  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

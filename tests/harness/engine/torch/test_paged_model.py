@@ -19,10 +19,10 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.engine.torch import decoder, weights  # noqa: E402
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache, Swapper, stretches  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sampling, Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.workers import loaded  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import loaded  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

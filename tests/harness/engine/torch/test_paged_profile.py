@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.predictors.profiles.build import profiled_gpu, profiled_model
-from slo_bench.predictors.profiles.profile import read_profile
+from slo_bench.predictors.profiles.build_model import profiled_gpu, profiled_model
+from slo_bench.predictors.profiles.profile_format import read_profile
 from slo_bench.workloads.errors import SloBenchError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

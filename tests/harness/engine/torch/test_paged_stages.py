@@ -18,12 +18,12 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from slo_bench.cli.main import app  # noqa: E402
 from slo_bench.harness.core.policy import StaticPolicy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
-from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
+from slo_bench.harness.engine.torch.build_engine import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
-from slo_bench.harness.engine.torch.errors import ModelError  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_errors import ModelError  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 from slo_bench.harness.policies.systems import system  # noqa: E402
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields  # noqa: E402
 from slo_bench.harness.servers.torch.torch_server import serving_model  # noqa: E402

@@ -17,11 +17,11 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import Spread  # noqa: E402
-from slo_bench.harness.engine.torch.errors import WorkerError  # noqa: E402
-from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.load_decoder import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+from slo_bench.harness.engine.torch.torch_errors import WorkerError  # noqa: E402
+from slo_bench.harness.engine.torch.torch_workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

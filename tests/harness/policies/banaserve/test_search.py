@@ -12,6 +12,7 @@ from slo_bench.harness.core.module_moves import Module
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.banaserve.module_costs import MovedStepTime, layer_move
 from slo_bench.harness.policies.banaserve.modules import Modules, moved_step_time
+from slo_bench.harness.policies.banaserve.placement_search import Budgets, PlacementSearch
 from slo_bench.harness.policies.banaserve.prediction import (
     Demand,
     Hosted,
@@ -22,7 +23,6 @@ from slo_bench.harness.policies.banaserve.prediction import (
     tpot_of,
     ttft_of,
 )
-from slo_bench.harness.policies.banaserve.search import Budgets, PlacementSearch
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import LinkSpec, gpu, model

@@ -19,7 +19,7 @@ from slo_bench.harness.core.decisions import PreemptionMode
 from slo_bench.harness.core.records.request_records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.collocation.policy import (
+from slo_bench.harness.policies.collocation.collocation_policy import (
     Collocation,
     Decision,
     smooth_adjust,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.collocation.policy import Collocation
+from slo_bench.harness.policies.collocation.collocation_policy import Collocation
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.idle_gaps import LEAST_GAPS, IdleGaps
-from slo_bench.harness.policies.prism.controller import eviction_order
+from slo_bench.harness.policies.prism.prism_controller import eviction_order
 
 
 def _gaps(gaps_s: list[float]) -> IdleGaps:

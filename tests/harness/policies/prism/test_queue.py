@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
-from slo_bench.harness.policies.prism.queue import PrismLocal
+from slo_bench.harness.policies.prism.prism_local import PrismLocal
 from slo_bench.harness.policies.shared.moore_hodgson import (
     InTimeQueue,
     PrefillJob,

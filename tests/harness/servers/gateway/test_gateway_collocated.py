@@ -21,7 +21,7 @@ from slo_bench.harness.core.collocated_policy import Collocated  # noqa: E402
 from slo_bench.harness.core.wire import REJECTED, VLLM_FIELD  # noqa: E402
 from slo_bench.harness.engine.torch.encoder import Encoder  # noqa: E402
 from slo_bench.harness.load_generator.http.endpoint import Endpoint  # noqa: E402
-from slo_bench.harness.policies.collocation.baselines import StaticSplit  # noqa: E402
+from slo_bench.harness.policies.collocation.collocation_baselines import StaticSplit  # noqa: E402
 from slo_bench.harness.servers.gateway import GatewayPlan, serving_apart  # noqa: E402
 from slo_bench.harness.servers.launch.embedding_server import (  # noqa: E402
     EmbeddingServer,

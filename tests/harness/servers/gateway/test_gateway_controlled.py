@@ -18,7 +18,7 @@ import pytest
 
 from slo_bench.harness.core.wire import DROPPED, OFFLOADED
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.policies.ascendra.controller import Ascendra
+from slo_bench.harness.policies.ascendra.ascendra_controller import Ascendra
 from slo_bench.harness.servers.gateway import GatewayPlan, mechanism_counts, serving, serving_apart
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock import serving as mock

@@ -18,7 +18,7 @@ from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_w
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.load_generator.http.length_prediction import LengthPrediction
 from slo_bench.harness.servers.gateway import GatewayPlan, serving
-from slo_bench.harness.servers.gateway.length_prediction import LengthPredictionPlan, foretells
+from slo_bench.harness.servers.gateway.foretold_lengths import LengthPredictionPlan, foretells
 from slo_bench.harness.servers.gateway.states import last_said
 from slo_bench.workloads.errors import SloBenchError
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.policies.prism.controller import PrismGlobal
+from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.servers.gateway import serving
-from slo_bench.harness.servers.gateway.models import SharedPlan
+from slo_bench.harness.servers.gateway.served_models import SharedPlan
 from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError

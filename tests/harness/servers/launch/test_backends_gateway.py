@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.serve_settings import Serve
 
 pytestmark = pytest.mark.backends
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
-from slo_bench.predictors.profiles.profile import read_profile
+from slo_bench.predictors.profiles.profile_format import read_profile
 
 pytestmark = pytest.mark.backends
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.results.step_log import read_steps
 from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS
-from slo_bench.predictors.profiles.profile import read_profile
+from slo_bench.predictors.profiles.profile_format import read_profile
 
 pytestmark = pytest.mark.backends
 

@@ -25,7 +25,7 @@ from slo_bench.harness.core.wire import DROPPED, REJECTED, VLLM_FIELD
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.serve_settings import Serve
 from slo_bench.harness.servers.launch.server_process import ServerError, ServerProcess
 from slo_bench.workloads.workload import Workload
 

@@ -16,12 +16,12 @@ from slo_bench.cli.options.names import KINDS
 from slo_bench.harness.core.policy import StaticPolicy
 from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
-from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system
-from slo_bench.harness.servers.launch import serve as serve_module
+from slo_bench.harness.servers.launch import serve_settings as serve_module
 from slo_bench.harness.servers.launch.compatibility import check, compatibility_of, refusal
 from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
-from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.serve_settings import Serve
 from slo_bench.harness.servers.launch.server_process import plugin_folder
 from slo_bench.harness.servers.plugin.contract import PolicySpec
 from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG

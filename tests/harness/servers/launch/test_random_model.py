@@ -89,7 +89,7 @@ def test_random_model_is_loaded_by_transformers_and_the_torch_engine(
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from slo_bench.harness.engine.torch.load import load_decoder
+    from slo_bench.harness.engine.torch.load_decoder import load_decoder
 
     folder = make_model(tmp_path / "tiny", model_fields(like))
     model, loaded = transformers.AutoModelForCausalLM.from_pretrained(

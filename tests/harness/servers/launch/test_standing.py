@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.policies.prism.controller import PrismGlobal
+from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.servers.launch import model_lifecycle as standing
-from slo_bench.harness.servers.launch import serve as serve_module
+from slo_bench.harness.servers.launch import serve_settings as serve_module
 from slo_bench.harness.servers.launch.environments import Environment
 from slo_bench.harness.servers.launch.model_lifecycle import (
     ServerLifecycle,
@@ -24,7 +24,7 @@ from slo_bench.harness.servers.launch.model_lifecycle import (
     stage_of,
 )
 from slo_bench.harness.servers.launch.recipe import KVCACHED, Launch
-from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.serve_settings import Serve
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
 from slo_bench.harness.servers.vllm.vllm_recipe import VLLM

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.predictors.lengths.config import PredictorConfig
+from slo_bench.predictors.lengths.predictor_config import PredictorConfig
 
 pytestmark = [pytest.mark.backends, pytest.mark.torch]
 HERE = Path(__file__).parent

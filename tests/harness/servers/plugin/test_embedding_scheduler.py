@@ -14,8 +14,8 @@ import pytest
 from slo_bench.harness.core.collocated_policy import Beside, Collocated
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import REJECTED
-from slo_bench.harness.policies.collocation.baselines import CollocatedFcfs, StaticSplit
-from slo_bench.harness.policies.collocation.policy import Collocation
+from slo_bench.harness.policies.collocation.collocation_baselines import CollocatedFcfs, StaticSplit
+from slo_bench.harness.policies.collocation.collocation_policy import Collocation
 from slo_bench.harness.servers.plugin.contract import EMBED_PASSES, EmbedderBeside
 from slo_bench.harness.servers.plugin.embedding_scheduler import EmbeddingScheduler
 from slo_bench.harness.servers.plugin.hosted import HostedPolicy

@@ -26,11 +26,11 @@ from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp
 from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
-from slo_bench.harness.policies.collocation.policy import Collocation
+from slo_bench.harness.policies.collocation.collocation_policy import Collocation
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.fastserve import FastServe
-from slo_bench.harness.policies.prism.queue import PrismLocal
+from slo_bench.harness.policies.prism.prism_local import PrismLocal
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.policies.uellm.slo_odbs_continuous import SloOdbsContinuous

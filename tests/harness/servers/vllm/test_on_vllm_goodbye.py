@@ -33,7 +33,9 @@ def made():
 
 @pytest.fixture
 def error(monkeypatch):
-    monkeypatch.setattr(plugin, "_ERRORS", ("no_such_module:Error", f"{__name__}:GenerationError"))
+    monkeypatch.setattr(
+        vllm_plugin, "_ERRORS", ("no_such_module:Error", f"{__name__}:GenerationError")
+    )
 
 
 def outputs_of(engine):

@@ -17,10 +17,10 @@ from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measu
 from slo_bench.harness.validation.calibration.calibrate import KNOTS, calibrate
 from slo_bench.harness.validation.calibration.calibrate_table import calibrate_table
 from slo_bench.harness.validation.replay.log_replay import Validation, validate
-from slo_bench.predictors.profiles.build import linear_curve, table_step_time, with_peer_link
+from slo_bench.predictors.profiles.build_model import linear_curve, table_step_time, with_peer_link
 from slo_bench.predictors.profiles.calibration import Calibration
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
-from slo_bench.predictors.profiles.profile import Profile, read_profile, write_profile
+from slo_bench.predictors.profiles.profile_format import Profile, read_profile, write_profile
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 FACTORS = Calibration(("made up",), (1.0, 64.0, 512.0, 2048.0), (0.8, 0.9, 1.2, 1.3))
@@ -232,7 +232,7 @@ def test_a_closed_loop_table_gives_two_factors(tmp_path):
     from slo_bench.harness.validation.accuracy.predict import predict
     from slo_bench.harness.validation.accuracy.readers import read_folder
     from slo_bench.predictors.profiles.formulas import profiled_step_time
-    from slo_bench.predictors.profiles.table import Host
+    from slo_bench.predictors.profiles.step_time_table import Host
 
     file = tmp_path / "loops.csv"
     file.write_text(TABLE.format(a=1, b=1, c=1, d=1))

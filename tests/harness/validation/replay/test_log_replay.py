@@ -16,7 +16,7 @@ from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.engine_logs import EngineSettings, read_log
 from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS, validate
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
-from slo_bench.predictors.profiles.profile import write_profile
+from slo_bench.predictors.profiles.profile_format import write_profile
 from slo_bench.reports.pages.validation import headline, validation_json, write_validation
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from slo_bench.harness.core.records.judging import judge
 from slo_bench.harness.core.records.request_records import Outcome
-from slo_bench.harness.engine.loop.traced import EngineTrace, State
+from slo_bench.harness.engine.loop.traced_instance import EngineTrace, State
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.experiments.explain.trace import MeasuredCell
@@ -24,11 +24,15 @@ from slo_bench.harness.results.compared_decisions import TABLE, decisions_on, re
 from slo_bench.harness.validation.replay import replayed_decisions as decisions
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.formulas import profiled_step_time
-from slo_bench.predictors.profiles.profile import Source, write_profile
+from slo_bench.predictors.profiles.profile_format import Source, write_profile
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.predictors.specs import gpu, model
-from slo_bench.reports.pages import decisions as page
-from slo_bench.reports.pages.explain import explain_measured, explanation_json, explanation_text
+from slo_bench.reports.pages import decisions_page as page
+from slo_bench.reports.pages.explain_page import (
+    explain_measured,
+    explanation_json,
+    explanation_text,
+)
 from slo_bench.workloads.whole_file import write_whole
 from slo_bench.workloads.workload import Workload
 

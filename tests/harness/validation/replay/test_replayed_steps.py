@@ -15,7 +15,13 @@ from reference.plain import PlainInstance
 from slo_bench.harness.core.records.request_records import Records
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
-from slo_bench.predictors.profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+from slo_bench.predictors.profiles.step_time_table import (
+    Curve,
+    DecodeGrid,
+    Host,
+    MixedGrid,
+    TableStepTime,
+)
 from slo_bench.predictors.specs import ModelSpec, model
 from slo_bench.workloads.workload import Workload
 

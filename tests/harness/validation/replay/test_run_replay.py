@@ -32,7 +32,7 @@ from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS
 from slo_bench.harness.validation.replay.run_replay import validate_run
 from slo_bench.predictors.placement import Placement
-from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
+from slo_bench.predictors.profiles.profile_format import Source, read_profile, write_profile
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.reports.pages import validation

@@ -1,0 +1,207 @@
+"""Output of `slo-bench run`: progress while it runs, then the summary; and of `--validate`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ...harness.experiments.execution.offered_load import estimate
+from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
+from ...harness.load_generator.load_progress import LoadProgress
+from ...harness.load_generator.machine import cores
+from ...harness.results.read_run import REASON_COLUMN
+from ...harness.results.run_folder import has_no_result
+from ...harness.servers.launch.backend_names import SIMULATED
+from ...workloads.errors import SloBenchError
+from ...workloads.machine_memory import gib
+from ..interrupts import interruptible
+from ..options.declared import Execution
+from .progress import DESCRIPTION, display
+
+if TYPE_CHECKING:
+    from ...harness.validation.replay.run_replay import ValidatedPoint
+
+_LONG_S = 120.0  # CPU time from which on the estimate is printed
+
+
+def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
+    """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
+    out, cluster = execution.out, execution.cluster
+    folder = new_folder(experiment.name) if out is None else out
+    if experiment.backend == "torch":
+        from ...harness.experiments.backends.torch_engine import TorchBackend
+
+        threads = TorchBackend(server=experiment.server).threads
+        if "tiny-llama" in experiment.model:
+            typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
+        typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
+    last = Progress(0, 0, {})
+    size = estimate(experiment)
+    size.check()
+    if experiment.backend == SIMULATED and size.cpu_s >= _LONG_S:
+        typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
+
+    def way_on() -> str:
+        if not last.finished:
+            return "interrupted before the first cell was finished"
+        return (
+            f"interrupted: {last.finished} of {last.cells} cells are finished; "
+            f"go on with: slo-bench run --resume --out {shlex.quote(str(folder))}"
+        )
+
+    with interruptible(way_on):
+        with (
+            execution.watched(folder),
+            _display(folder, real=experiment.backend != SIMULATED) as show,
+        ):
+
+            def watch(progress: Progress) -> None:
+                nonlocal last
+                last = progress
+                show(progress)
+
+            begin_s = time.monotonic()
+            result = experiment.run(
+                folder,
+                jobs=execution.jobs,
+                executor=cluster,
+                resume=execution.resume,
+                progress=watch,
+                command=sys.argv[1:],
+            )
+        if experiment.backend != SIMULATED:
+            typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
+        return result
+
+
+@contextlib.contextmanager
+def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on an interactive terminal, otherwise lines.
+
+    The cells of `real` servers run one after the other: what the requests show replaces the bar.
+    """
+    announced = sys.stderr.isatty()
+    columns = ["Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION]
+    if real:
+        columns = ["MofNComplete", "cells", "TimeElapsed", DESCRIPTION]
+    with display(*columns) as change:
+
+        def show(progress: Progress) -> None:
+            nonlocal announced
+            if not announced:
+                announced = True
+                cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
+                typer.echo(f"running {cells} into {folder}", err=True)
+            running = (
+                _so_far(cell, ended, progress.loads.get(cell))
+                for cell, ended in progress.running.items()
+            )
+            change(
+                total=progress.cells,
+                completed=progress.finished,
+                description=" · ".join(running),
+            )
+
+        yield show
+
+
+def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:
+    """A running cell with its ended requests; of a real server, what they show."""
+    if load is None or load.attainment is None:
+        return f"{cell} {ended:,}"
+    from ...reports.figures.figure import percent_text, seconds_text
+
+    parts = [f"{ended:,} ended", f"{load.in_flight:,} in flight"]
+    parts.append(f"{percent_text(load.attainment)} in SLO")
+    parts.append(f"late {seconds_text(load.send_delay_s)}")
+    for name, seconds in (("TTFT", load.mean_ttft_s), ("TPOT", load.mean_tpot_s)):
+        if seconds is not None:
+            parts.append(f"{name} {seconds_text(seconds)}")
+    return ", ".join([*parts, cell])
+
+
+def write_page(folder: Path) -> Path:
+    """Write `report.html` to a run folder."""
+    from ...reports.pages.run_page import write_report
+
+    return write_report([folder], folder / "report.html")
+
+
+def summarise(result: RunResult, page: Path | None) -> None:
+    """Print the tables of a run, and where its report or folder is."""
+    from ...harness.results.read_run import read_runs
+    from ...reports.figures.levels import combine
+    from ...reports.pages import decisions_page
+    from ...reports.pages.summary_page import summary_table
+    from .console import print_lines, print_result, result_line
+
+    runs = read_runs([result.folder])
+    shown = summary_table(combine(runs))
+    print_result(shown, result_line(result.folder, page))
+    if beside := decisions_page.beside_sentences(decisions_page.simulated_in(runs)):
+        print_lines(*beside)
+
+
+_REPETITIONS = 3  # of every level, by default: separates simulation error from noise
+
+
+def validated(experiment: Experiment, profile: Path | None) -> Experiment:
+    """Return the experiment with the measurements that are needed to simulate its levels.
+
+    Raises:
+        SloBenchError: the backend is simulated, or no step times are known.
+    """
+    if experiment.backend == SIMULATED:
+        raise SloBenchError(
+            "--validate compares a real server with its simulation; choose one with --backend "
+            "vllm or sglang"
+        )
+    if experiment.records == "none":
+        raise SloBenchError("--validate needs per-request records; leave --records none out")
+    if experiment.backend == "openai":
+        if profile is None:
+            raise SloBenchError(
+                "--validate needs step times, and a server given by --base-url has no step "
+                "log. Give step times with --profile FILE, or let slo-bench start the server "
+                "(--backend vllm or sglang)"
+            )
+        more: dict[str, object] = {}
+    else:
+        more = {"validated": True} if profile is None else {"step_log": True}
+    if "repetitions" not in experiment.server.model_fields_set:
+        more["repetitions"] = _REPETITIONS
+    return experiment.model_copy(update={"server": experiment.server.model_copy(update=more)})
+
+
+def check_results(result: RunResult) -> None:
+    """Say which cells have no result: of none of their requests.
+
+    Raises:
+        SloBenchError: no cell has one.
+    """
+    rows = result.rows()
+    without = [row for row in rows if has_no_result(row) and row.get(REASON_COLUMN)]
+    if not without:
+        return
+    again = f"slo-bench run --resume --out {shlex.quote(str(result.folder))}"
+    because = without[0][REASON_COLUMN]
+    if len(without) < len(rows):
+        many = f"{len(without):,} of {len(rows):,} cells have no result, the first because"
+        typer.echo(f"{many} {because}; {again} measures them again", err=True)
+        return
+    raise SloBenchError(f"no result: {because}; {again} measures it again")
+
+
+def levels_shown(levels: Sequence[ValidatedPoint]) -> None:
+    """Print the error tables of the levels."""
+    from ...reports.pages.validation import levels_text
+    from .console import print_result
+
+    print_result(levels_text(levels))

@@ -1,0 +1,296 @@
+"""What one cell runs, in plain values that can be sent to another process; and what they name:
+placements with their step times, workload sources and systems.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....predictors.device_map import read_device_map
+from ....predictors.dtypes import AUTO
+from ....predictors.embedder import Embedder, embedder, own_weight_bytes
+from ....predictors.lora import Lora
+from ....predictors.model_spec import ModelSpec
+from ....predictors.operators.assembly import (
+    chosen_engine,
+    default_step_time,
+    draft_bytes,
+    operator_step_time,
+    speculative_step_time,
+)
+from ....predictors.placement import Placement
+from ....predictors.profiles.build_model import default_host, profiled_gpu
+from ....predictors.profiles.formulas import profiled_step_time
+from ....predictors.profiles.profile_format import Profile, read_profile
+from ....predictors.roofline import OperatorRoofline
+from ....predictors.specs import GIB, gpu, link, model
+from ....predictors.staged import staged_step_time
+from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
+from ....workloads.base import WorkloadSource
+from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import file_cache
+from ....workloads.source import load_source
+from ...policies.systems import System, system
+from ...results.metrics import DEFAULT_OBJECTIVE
+from ...results.run_folder import Value
+
+# Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
+EXACT_REQUESTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class PlacementSpec:
+    """Placement of one instance: model, GPU, parallelism, dtypes and memory, by name."""
+
+    model: str
+    gpu: str
+    tp: int
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+    expert_skew: float = 0.0
+    weight_dtype: str = AUTO
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    block_size: int = 16
+    host_memory_gib: float = 4.0
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
+    num_gpu_blocks: int | None = None
+    num_cpu_blocks: int | None = None
+    host_s: float | None = None
+    prefill_overhead_s: float = 0.0
+    host_link: str | None = None
+    profile: str | None = None  # a file of measured step times, or `operators`
+    speculation: str | None = None
+    max_loras: int | None = None
+    lora_rank: int = 16
+    embedder: str | None = None  # the model beside it
+    device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of an instance."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def analytic_host_s(self) -> float:
+        """Host time of an iteration where step times are estimated."""
+        return DEFAULT_HOST_S if self.host_s is None else self.host_s
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """Where requests come from; see `workloads.source.load_source`."""
+
+    workload: str
+    arrivals: str = "poisson"
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    sessions: str | None = None
+    models: str | None = None
+    redraw_arrivals: bool = False
+    trace_format: str | None = None
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """What one cell runs. Plain values only, so that it can be sent to another process."""
+
+    cell: str  # unique in the experiment, and a file name
+    columns: Mapping[str, Value]  # what identifies the row, as in cells.csv
+    system: str
+    parameters: Mapping[str, bool | int | float | str]
+    placement: PlacementSpec
+    instances: int
+    embed_instances: int  # of these
+    router: str | None
+    workload: WorkloadSpec
+    rate_rps: float | None
+    replay_speed: float | None
+    requests: int | None
+    duration_s: float | None
+    warmup_s: float
+    max_output_tokens: int | None
+    slo: str | Mapping[str, Any]
+    slo_scale: float
+    seed: int
+    overlong_requests: str
+    length_predictor: str = "oracle"
+    objective: str = DEFAULT_OBJECTIVE
+    failures: str | None = None  # see `engine.cluster.failures`
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
+        """The inverse of `dataclasses.asdict`, for specs received from another process."""
+        return cls(
+            **{
+                **plain,
+                "placement": PlacementSpec(**plain["placement"]),
+                "workload": WorkloadSpec(**plain["workload"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement that fits, how long its steps take, and the embedder beside it."""
+
+    placement: Placement
+    step_time: StepTimeModel = field(repr=False)
+    embedder: Embedder | None = None
+    ready_s: float = 0.0  # it begins to serve
+    lora: Lora | None = None  # the adapters' slots
+
+
+@file_cache(maxsize=64)
+def placed(spec: PlacementSpec) -> Placed:
+    """Look the names up and check that the model fits.
+
+    Raises:
+        SloBenchError: a name is unknown, or the model does not fit.
+    """
+    engine = chosen_engine(spec.profile)
+    profile = None if spec.profile is None or engine else read_profile(spec.profile)
+    language, embeds, card = model(spec.model), None, None
+    if profile is not None and profile.gpu == spec.gpu:
+        card = profiled_gpu(profile)
+    if spec.device_map is not None:
+        card = read_device_map(spec.device_map).stages[0].gpu
+    if spec.embedder is not None:
+        embeds = model(spec.embedder)
+    card = card or gpu(spec.gpu)
+    if spec.host_link is not None:
+        card = dataclasses.replace(card, host_link=link(spec.host_link).name)
+    placement = Placement(
+        language,
+        card,
+        tp=spec.tp,
+        pp=spec.pp,
+        weight_dtype=spec.weight_dtype,
+        kv_dtype=spec.kv_dtype,
+        memory_share=spec.memory_share,
+        block_size=spec.block_size,
+        host_memory_bytes=round(spec.host_memory_gib * GIB),
+        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
+        fixed_num_cpu_blocks=spec.num_cpu_blocks,
+        kv_offload_gib=spec.kv_offload_gib,
+        kv_disk_gib=spec.kv_disk_gib,
+        ep=spec.ep,
+        dp=spec.dp,
+        expert_skew=spec.expert_skew,
+        beside_bytes=own_weight_bytes(embeds, language, language.dtype_of(spec.weight_dtype))
+        if embeds
+        else 0,
+    )
+    lora = spec.max_loras and Lora(language, spec.max_loras, spec.lora_rank, spec.tp * spec.pp)
+    if lora:
+        beside_bytes = placement.beside_bytes + lora.slot_bytes
+        placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
+    if spec.speculation is not None:
+        beside_bytes = placement.beside_bytes + draft_bytes(placement, spec.speculation)
+        placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
+    if spec.device_map is not None:
+        return _mapped(spec, placement)
+    placement.check()
+    host_s = spec.analytic_host_s
+    beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if spec.speculation is not None:
+        if profile is not None:
+            raise SloBenchError("speculation takes step times from operators; leave profile out")
+        step_time = speculative_step_time(placement, spec.speculation, engine, spec.host_s)
+    elif engine is not None:
+        step_time = operator_step_time(placement, engine, host_s=spec.host_s)
+    elif profile is not None:
+        step_time = _profiled(spec.profile, profile, placement, spec.host_s)
+    else:
+        step_time = default_step_time(placement, host_s=spec.host_s)
+    step_time = _with_overhead(step_time, spec.prefill_overhead_s)
+    if lora:
+        step_time = lora.slower(step_time, card)
+    return Placed(placement, step_time, beside, lora=lora or None)
+
+
+def _with_overhead(step_time: StepTimeModel, prefill_s: float) -> StepTimeModel:
+    """The same with a fixed time in each iteration that computes a prompt."""
+    if not prefill_s:
+        return step_time
+    if not isinstance(step_time.model, OperatorRoofline):
+        raise SloBenchError(
+            "prefill_overhead_s is for analytic step times; leave it or profile out"
+        )
+    slower = dataclasses.replace(step_time.model, prefill_s=step_time.model.prefill_s + prefill_s)
+    return dataclasses.replace(step_time, model=slower)
+
+
+def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
+    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
+    if profile is None or profile.device is None:
+        return None
+    block_bytes = language.kv_bytes_per_token(spec.kv_dtype) * spec.block_size
+    return max(1, int(profile.device.kv_bytes / block_bytes))
+
+
+def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
+    """The same model where a device map puts it."""
+    assert spec.device_map is not None
+    mapped = read_device_map(spec.device_map)
+    if model(mapped.model) != even.model:
+        raise SloBenchError(
+            f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
+        )
+    others = (spec.profile, spec.embedder, spec.speculation, spec.max_loras)
+    if any(other is not None for other in others):
+        raise SloBenchError(
+            "device_map goes with neither profile, embedder, speculation nor max_loras; leave "
+            "them out"
+        )
+    placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
+    placement.check()
+    step_time = staged_step_time(placement, spec.analytic_host_s)
+    return Placed(placement, step_time, ready_s=mapped.ready_s)
+
+
+def _profiled(
+    file: str | None, profile: Profile, placement: Placement, host_s: float | None
+) -> StepTimeModel:
+    for name, here, there in (
+        ("model", placement.model.name, profile.model),
+        ("gpu", placement.gpu.name, profile.gpu),
+        ("tp", placement.tp, profile.tp),
+        ("weight_dtype", placement.weight_dtype, profile.weight_dtype),
+        ("kv_dtype", placement.kv_dtype, profile.kv_dtype),
+    ):
+        if here != there:
+            raise SloBenchError(
+                f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
+                f"profile, or set {name} to {there}"
+            )
+    return profiled_step_time(profile, default_host(host_s))
+
+
+@file_cache(maxsize=8)
+def source(spec: WorkloadSpec) -> WorkloadSource:
+    """The source, read once for all cells that use it.
+
+    Raises:
+        SloBenchError: a name is unknown or a file cannot be read.
+    """
+    return load_source(
+        spec.workload,
+        arrivals=spec.arrivals,
+        prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+        sessions=spec.sessions,
+        models=spec.models,
+        format=spec.trace_format,
+        redraw_arrivals=spec.redraw_arrivals,
+    )
+
+
+def configured(name: str, parameters: Mapping[str, Any]) -> System:
+    """A system with its parameters set."""
+    return system(name).with_parameters(**parameters) if parameters else system(name)

@@ -1,0 +1,469 @@
+"""Summary tables of a run, for the terminal and the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from ...harness.results.read_run import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
+from ..figures.details import LevelDetail
+from ..figures.facets import abbreviated, by_facet, facets_of
+from ..figures.figure import percent_text, rate_text, seconds_text
+from ..figures.labels import is_letter
+from ..figures.levels import (
+    AT_A_RATE,
+    IN_SLO,
+    TARGETS,
+    Measure,
+    after_text,
+    crossing_back,
+    divisor_text,
+    has_slo,
+    highest_rate,
+    highest_text,
+    levels,
+    load_text,
+    measures,
+    offered,
+    origin,
+    series_names,
+    with_series,
+)
+from . import (
+    bands_page,
+    decisions_page,
+    mechanisms_page,
+    recovered,
+)
+from .answer import best_goodput, winners
+from .table import Cell, Row, Table
+
+MOST_LINES = 60
+"""Longest table of all rates (rows) on a terminal; longer ones are only in the report."""
+
+_LEAST_NAME = 12  # characters of a name before it goes on in the next line
+_BETWEEN = 2  # characters between two columns
+_IN_ROOM = 4  # columns that a narrow screen shows
+_HIGHEST = ("system", *(f"≥ {target:.0%} in SLO" for target in TARGETS))
+
+
+def summary_table(cells: pd.DataFrame) -> RenderableType:
+    """Highest rates per system and each system at each rate; where all have one rate, only that.
+
+    Facets stand one below the other. Means are over the valid seeds; names are shown as they are,
+    never read as markup.
+    """
+    cells = cells if "series" in cells.columns else with_series(cells)
+    names, rows, how = series_names(cells), levels(cells), origin(cells)
+    drifting = _drifting(rows)
+    facets = facets_of(cells)
+    parts: list[RenderableType] = []
+    if offered(cells) == "several rates":
+        highest_rows = {
+            facet: [
+                [row[:3] for row in _rates(facet_cells, rows[rows["facet"] == facet], (), names)]
+            ]
+            for facet, facet_cells in by_facet(cells, facets).items()
+        }
+        parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, highest_rows))
+        if len(rows) <= MOST_LINES:
+            heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE), *drifting)
+            lines = {
+                facet: _by_series(
+                    [
+                        (name, rate_text(rate), *figures)
+                        for name, rate, figures in _each(of_facet, names, drifting=drifting)
+                    ]
+                )
+                for facet, of_facet in by_facet(rows, facets).items()
+            }
+            parts += [Text(), _Stack(f"Mean over seeds ({how})", heads, lines)]
+    else:
+        shown = measures(cells)
+        heads = ("system", *(measure.head for measure in shown), *drifting)
+        lines = {
+            facet: [
+                [(name, *figures) for name, _, figures in _each(of_facet, names, shown, drifting)]
+            ]
+            for facet, of_facet in by_facet(rows, facets).items()
+        }
+        parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
+    worth = recovered.table(cells)
+    if worth.groups:
+        parts += [Text(), worth.rich(worth.label), Text(worth.note, style="dim")]
+    parts += [Text(note, style="dim") for note in _notes(cells, rows)]
+    return Group(*parts)
+
+
+def _drifting(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The head of the column that says when levels were measured; none where all are stationary."""
+    return ("not stationary",) if rows["drifting"].any() else ()
+
+
+def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
+    return [[row for row in rows if row[0] == name] for name in dict.fromkeys(r[0] for r in rows)]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Tables one below the other whose columns are as wide, in a terminal of any width.
+
+    `facets` holds the rows of each, in groups between which there is room.
+    """
+
+    title: str
+    heads: Sequence[str]
+    facets: Mapping[str, Sequence[Sequence[Row]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [row for groups in self.facets.values() for group in groups for row in group]
+        widths = [
+            max(len(str(text)) for text in column) for column in zip(self.heads, *rows, strict=True)
+        ]
+        left = options.max_width - sum(width + _BETWEEN for width in widths[1:]) - _BETWEEN
+        widths[0] = min(widths[0], max(_LEAST_NAME, left))
+        table = Table("", self.heads, [])
+        yield table.rich(self.title, widths=widths, show_edge=False)
+        for place, (facet, groups) in enumerate(self.facets.items()):
+            if len(self.facets) > 1:
+                yield Text(f"\n{facet}" if place else facet, style="bold")
+            facet_table = replace(table, groups=[("", group) for group in groups])
+            yield facet_table.rich(widths=widths, show_header=False, show_edge=False)
+
+
+def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    notes = [divisor_text(cells)]
+    if offered(cells) == "several rates":
+        series = cells.groupby(["facet", "series"])
+        if any(highest_rate(series_cells, TARGETS[0]).at_end for _, series_cells in series):
+            notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
+        notes += [f"{text}." for target in TARGETS for text in crossing_back(cells, target)]
+        if len(rows) > MOST_LINES:
+            notes.append(f"Every system at every rate, {len(rows)} lines: cells.csv and report.")
+    for name, text in abbreviated(cells).items():
+        if is_letter(name.rpartition(" ")[2]):  # says nothing unless it is explained
+            notes.append(f"{name}: {text}")
+    if pairs := unfitted_pairs(cells):
+        notes.append(f"unfitted: step times of {pairs} are an analytic estimate.")
+    invalid = cells[~cells["valid"]]
+    if len(invalid):
+        count = f"{len(invalid)} of {len(cells)}"
+        notes.append(f"{count} cells are invalid and left out: {invalid_reason(invalid)}.")
+    if drifting := not_stationary_text(rows):
+        notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
+    if energy := _energy_text(rows):
+        notes.append(f"J per output token, lowest and highest rate: {energy}.")
+    if overlong_requests := oversize_text(cells):
+        notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
+    if short := short_answers_text(cells):
+        notes.append(f"{short}: those levels had less work than offered.")
+    if shared := shared_cores_text(cells):
+        notes.append(f"{shared}.")
+    if failed := failed_text(cells):
+        notes.append(f"{failed}.")
+    notes += [f"{text}." for text in cache_texts(cells)]
+    if truncated := truncated_text(cells):
+        notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
+    return [
+        *notes,
+        *bands_page.notes(cells),
+        *mechanisms_page.notes(cells),
+        *decisions_page.sentences(cells),
+    ]
+
+
+def _energy_text(rows: pd.DataFrame) -> str:
+    """Each system's joules per output token at its lowest and its highest rate; "" if unknown."""
+    texts = {}
+    for name, series_rows in _powered(rows).groupby("series", sort=False):
+        ends = dict.fromkeys(f"{float(series_rows[_JOULES].iloc[end]):.3g}" for end in (0, -1))
+        texts[str(name)] = " and ".join(ends)
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+
+def invalid_reason(invalid: pd.DataFrame) -> str:
+    """Why the first of these cells is invalid."""
+    return str(invalid[REASON_COLUMN].iloc[0]) if REASON_COLUMN in invalid else "late client"
+
+
+NOT_STATIONARY = (
+    "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
+    "change with a longer run."
+)
+
+
+def not_stationary_text(rows: pd.DataFrame) -> str:
+    """`vllm at 8, 12 req/s after 540 s`: the levels with a cell that is not stationary."""
+    drifting_rows = rows[rows["drifting"]]
+    points: dict[tuple[str, ...], list[str]] = {}
+    for _, row in drifting_rows.iterrows():
+        name = ", ".join(filter(None, (str(row["facet"]), str(row["series"]))))
+        points.setdefault((name, after_text(row)), []).append(rate_text(float(row["rate_rps"])))
+    return "; ".join(
+        f"{name} at {', '.join(rates)} req/s {after}".removesuffix(" yes")
+        for (name, after), rates in points.items()
+    )
+
+
+def unfitted_pairs(cells: pd.DataFrame) -> str:
+    """The models and GPUs whose step times are an estimate."""
+    unfitted = cells[cells["step_time"] == "unfitted"]
+    return ", ".join(sorted(set(unfitted["model"] + " on " + unfitted["gpu"])))
+
+
+def oversize_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 requests (overlong)`; empty where all fit."""
+    return _counted(cells, "overlong", "requests (overlong)")
+
+
+def shared_cores_text(cells: pd.DataFrame) -> str:
+    """On which cores of one machine servers and load generator ran; empty where it is not known."""
+    if "server_cores" not in cells or cells["server_cores"].isna().all():
+        return ""
+    core_counts = cells.dropna(subset=["server_cores"])[["server_cores", "client_cores"]]
+    return "; ".join(
+        f"Servers and load generator shared a machine: cores of the servers {int(servers)}, left "
+        f"to the load generator {int(client)}"
+        for servers, client in core_counts.drop_duplicates().itertuples(index=False)
+    )
+
+
+def truncated_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 requests (truncated)`; empty where none was."""
+    return _counted(cells, "overlong_truncated", "requests (truncated)")
+
+
+def short_answers_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
+    return _counted(cells, "truncated_outputs", "answers have fewer tokens than requested")
+
+
+_LEAST_WARM_SHARE = 0.01  # of the prompt tokens
+
+
+def cache_texts(cells: pd.DataFrame) -> list[str]:
+    """Which levels a prefix cache made faster than the workload says, and which it may have."""
+    texts = []
+    if WARM_CACHE_COLUMN in cells:
+        shares = cells[WARM_CACHE_COLUMN]
+        warm = cells[cells["valid"] & (shares >= _LEAST_WARM_SHARE)]
+        if len(warm):
+            points = ", ".join(
+                f"{row['series']} at {rate_text(float(row['level_rps']))} req/s "
+                f"({percent_text(float(row[WARM_CACHE_COLUMN]))})"
+                for _, row in warm.drop_duplicates(["series", "level_rps"]).iterrows()
+            )
+            texts.append(
+                f"Warm cache: the server had prompts of another run in its prefix cache, which "
+                f"this workload does not share; TTFT is too short: {points} of the prompt tokens"
+            )
+    if own_prompts := _counted(cells, "given_prompts", "requests have a prompt of their own"):
+        texts.append(
+            f"{own_prompts}, the same in every run: a server's prefix cache may hold it from before"
+        )
+    return texts
+
+
+def failed_text(cells: pd.DataFrame) -> str:
+    """`12 of 300 requests failed (status: 400: too long)`; empty where none did."""
+    columns = [
+        name for name in map(str, cells) if name.startswith("fault_") and name != FAULT_COLUMN
+    ]
+    counts = cells[columns].apply(pd.to_numeric).sum(axis=1)
+    if not (failed := int(counts.sum())):
+        return ""
+    text = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
+    cells_with_fault = (
+        cells[cells[FAULT_COLUMN].fillna("") != ""] if FAULT_COLUMN in cells else cells[:0]
+    )
+    if cells_with_fault.empty:
+        return text
+    fault = cells_with_fault[FAULT_COLUMN][counts[cells_with_fault.index].idxmax()]
+    return f"{text} ({fault})" if (counts > 0).sum() == 1 else f"{text} (most in one run: {fault})"
+
+
+def _counted(cells: pd.DataFrame, column: str, noun: str) -> str:
+    count = int(cells[column].fillna(0).sum()) if column in cells else 0
+    return f"{count:,} of {int(cells['requests'].sum()):,} {noun}" if count else ""
+
+
+def best_table(
+    cells: pd.DataFrame,
+    rows: pd.DataFrame,
+    details: Sequence[LevelDetail],
+    names: Sequence[str],
+    badge: str,
+) -> Table:
+    """A row per series, under its facet: what it carries, or did at its one level; its cost."""
+    facets = facets_of(cells)
+    price = "US$ per million tokens" + (" in SLO" if has_slo(cells) else "")
+    groups: list[tuple[str | Cell, Sequence[Row]]]
+    if offered(cells) == "several rates":
+        kind, caption = "rates", "Highest tested rate and best goodput, req/s, mean over seeds"
+        heads = [*_HIGHEST, "best goodput", f"{price}, at 90\xa0%"]
+        groups = [
+            (facet, list(_rates(facet_cells, rows[rows["facet"] == facet], details, names)))
+            for facet, facet_cells in by_facet(cells, facets).items()
+        ]
+    else:
+        kind, caption = "", f"Means over seeds, {load_text(cells)}"
+        shown, drifting = measures(cells), _drifting(rows)
+        heads = ["system", *(m.head for m in shown), *drifting, price]
+        groups = [
+            (
+                facet,
+                [
+                    (_named(name, names), *figures, _cost(details, facet, name, rate))
+                    for name, rate, figures in _each(of_facet, names, shown, drifting)
+                ],
+            )
+            for facet, of_facet in by_facet(rows, facets).items()
+        ]
+    css = " ".join(["summary", *kind.split(), *["grouped"] * (len(groups) > 1)])
+    note = divisor_text(cells)
+    return Table("Summary", heads, groups, (0,), (), caption, note, badge, css, _IN_ROOM)
+
+
+def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
+    return Cell(name, series=list(names).index(name), before=facet)
+
+
+def _rates(
+    cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
+) -> Iterator[Row]:
+    """Table rows of one facet: highest rates, best goodput and cost of each series."""
+    top = float(cells["level_rps"].max())
+    goodput = best_goodput(rows, names)
+    best = set(winners(goodput, names, rate_text))
+    for name in names:
+        series_cells = cells[cells["series"] == name]
+        if series_cells.empty:
+            continue
+        name_cell = _named(name, names)
+        highest = [highest_rate(series_cells, target) for target in TARGETS]
+        yield (
+            name_cell,
+            *(
+                Cell(
+                    highest_text(rate),
+                    css="" if rate.rate_rps is not None else "dim",
+                    bar=_share(rate.rate_rps or 0.0, top),
+                    bar_of=name_cell.series or 0,
+                )
+                for rate in highest
+            ),
+            Cell(rate_text(goodput.get(name, math.nan)), best=name in best < goodput.keys()),
+            _cost(details, str(series_cells["facet"].iloc[0]), name, highest[0].rate_rps),
+        )
+
+
+def _each(
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    shown: Sequence[Measure] = AT_A_RATE,
+    drifting: Sequence[str] = (),
+) -> Iterator[tuple[str, float, list[Cell]]]:
+    """Name, rate and cells of the measures, for each series of one facet at each of its rates, and
+    a cell for the column `drifting`.
+    """
+    best = {measure: measure.best(rows) for measure in shown}
+    top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
+    for place, name in enumerate(names):
+        for _, row in rows[rows["series"] == name].iterrows():
+            values = [float(row[measure.column]) for measure in shown]
+            texts = [measure.text(value) for measure, value in zip(shown, values, strict=True)]
+            yield (
+                name,
+                float(row["rate_rps"]),
+                [
+                    Cell(
+                        text,
+                        style=_style(value) if measure is IN_SLO else "",
+                        best=text == best[measure],
+                        bar=_share(value, top) if measure is shown[0] else None,
+                        bar_of=place,
+                    )
+                    for measure, value, text in zip(shown, values, texts, strict=True)
+                ]
+                + [Cell(after_text(row)) for _ in drifting],
+            )
+
+
+def _style(attainment: float) -> str:
+    return "green" if attainment >= TARGETS[0] else "yellow" if attainment >= 0.5 else "red"
+
+
+def _share(value: float, top: float) -> float:
+    return 100 * value / top if top and math.isfinite(value) else 0.0
+
+
+def _cost(details: Sequence[LevelDetail], facet: str, name: str, rate: float | None) -> str:
+    costs = [d.cost for d in details if (d.facet, d.series, d.rate_rps) == (facet, name, rate)]
+    return f"${rate_text(costs[0])}" if costs and math.isfinite(costs[0]) else "–"
+
+
+_JOULES = "joules_per_output_token"
+
+LEVEL_HEADS = (
+    "Offered req/s",
+    "In SLO",
+    "Lowest – highest",
+    "Goodput req/s",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "Tokens/s",
+    "KV peak",
+    "Preemptions",
+    "Not stationary",
+)
+
+
+def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
+    """Every system at every rate, by facet."""
+    groups = []
+    powered = bool(len(_powered(rows)))
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
+        for name in names:
+            series_rows = of_facet[of_facet["series"] == name]
+            if len(series_rows):
+                lines = [_level_row(row, powered=powered) for _, row in series_rows.iterrows()]
+                groups.append((_named(name, names, facet), lines))
+    caption = "Means over seeds, with the lowest and highest attainment of a seed"
+    note, label = divisor_text(cells), "All systems at all rates"
+    heads = (*LEVEL_HEADS[:-1], "J/token", LEVEL_HEADS[-1]) if powered else LEVEL_HEADS
+    return Table(label, heads, groups, caption=caption, note=note, badge=badge)
+
+
+def _level_row(row: pd.Series[Any], *, powered: bool) -> Row:
+    share, low, high = (float(row[f"attainment{end}"]) for end in ("", "_lo", "_hi"))
+    preempted = sum(float(row.get(f"preemptions_{way}", 0.0)) for way in ("swap", "recompute"))
+    return [
+        rate_text(float(row["rate_rps"])),
+        Cell(percent_text(share), css="" if share >= TARGETS[0] else "short"),
+        Cell(f"{percent_text(low)} – {percent_text(high)}", css="range"),
+        rate_text(float(row["goodput_rps"])),
+        *(seconds_text(float(row[f"{m}_{p}_s"])) for m in ("ttft", "tpot") for p in ("p50", "p99")),
+        f"{float(row['output_tokens_per_s']):,.0f}",
+        percent_text(float(row.get("kv_cache_usage_peak", math.nan))),
+        rate_text(preempted),
+        *([_joules(row)] if powered else []),
+        after_text(row),
+    ]
+
+
+def _powered(rows: pd.DataFrame) -> pd.DataFrame:
+    """The levels of which energy is known."""
+    return rows[rows[_JOULES].notna()] if _JOULES in rows else rows[:0]
+
+
+def _joules(row: pd.Series[Any]) -> str:
+    joules = float(row[_JOULES])
+    return f"{joules:.3g}" if math.isfinite(joules) else "–"

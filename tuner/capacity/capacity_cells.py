@@ -1,0 +1,305 @@
+"""Runs of one rate as cells of an experiment: simulated here, in a pool, or on a real server."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ...harness.core.records.judging import judge
+from ...harness.experiments.backends.measuring import CellMeasurement, Deployment
+from ...harness.experiments.execution.cell_specs import CellSpec, source
+from ...harness.experiments.execution.cells import (
+    predicted_output_tokens,
+    simulated,
+    simulated_figures,
+    simulated_row,
+    workload_of,
+)
+from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
+from ...harness.load_generator.http.faults import OVERLOAD
+from ...harness.results.cell_files import Choice, Column
+from ...harness.results.run_folder import Row
+from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
+from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
+from .control import control_of
+from .level_samples import LevelSample
+
+if TYPE_CHECKING:
+    from ...harness.experiments.config.schema import ExperimentSchema
+
+_HERE_S = 2.0  # of simulation in this process, before others are started
+Ended = Callable[[int, float], None]  # requests ended, clock in seconds
+Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
+T = TypeVar("T")
+
+
+class CellServer(Protocol):
+    """Serves the workload of a cell: the simulator or a real server."""
+
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """Serve the workload and return the records of its requests."""
+        ...
+
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """Write the cell's details and return its row of `cells.csv`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Simulates cells in this process. Without a folder, no details of them are kept."""
+
+    folder: Path | None = None
+    records: str = "none"
+
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """Simulate the cell's workload with its predicted lengths."""
+        predicted = predicted_output_tokens(spec, workload)
+        return CellMeasurement(simulated(spec, workload, predicted, progress=progress))
+
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """The row of `cells.csv`; without a folder, the figures alone."""
+        result = measured.result
+        if self.folder is None:
+            return dict(simulated_figures(spec, workload, result))
+        return simulated_row(spec, workload, result, self.folder, records=self.records)
+
+
+@dataclass(frozen=True)
+class RealServer:
+    """Measures cells on servers that are up."""
+
+    deployment: Deployment
+    folder: Path
+    records: str
+
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """Send the workload to the servers and record every request."""
+        on_ended = None if progress is None else lambda load, clock_s: progress(load.ended, clock_s)
+        return self.deployment.measure_cell(spec, workload, self.folder, on_ended)
+
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """Write the cell's details and return its row of `cells.csv`."""
+        from ...harness.experiments.backends.measuring import measured_row
+
+        return measured_row(
+            self.deployment, spec, workload, measured, self.folder, records=self.records
+        )
+
+
+def cell_of(search: str, rate_rps: float, seed: int) -> str:
+    """The name of a run of a search."""
+    return f"{search}_rate-{rate_rps:g}_seed-{seed}"
+
+
+def search_of(cell: str) -> str:
+    """The search's name in a cell's name: the inverse of `cell_of`."""
+    return cell.rpartition("_rate-")[0]
+
+
+@dataclass(frozen=True)
+class CellRunner:
+    """A `LevelRunner` whose levels are cells that differ from `template` in rate, seed and size.
+
+    `stem` begins the cells' names; `keep` receives the row of each.
+    """
+
+    template: CellSpec
+    stem: str
+    server: CellServer
+    keep: Callable[[str, Row], None]
+    progress: Ended | None = None
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        """Run a cell with `requests` requests at `rate_rps` and return its sample.
+
+        Raises:
+            SloBenchError: a real server served not one request of it.
+        """
+        cell = cell_of(self.stem, rate_rps, seed)
+        offered: Row = {"cell": cell, "rate_rps": rate_rps, "replay_speed": None, "seed": seed}
+        spec = replace(
+            self.template,
+            cell=cell,
+            columns={**self.template.columns, **offered},
+            rate_rps=rate_rps,
+            replay_speed=None,
+            requests=requests,
+            duration_s=None,
+            seed=seed,
+        )
+        whole = source(spec.workload).has_arrivals
+        workload = workload_of(spec)
+        if not whole:
+            began_s = float(workload.arrival_s[int(len(workload) * WARMUP_SHARE)])
+            spec = replace(spec, warmup_s=max(spec.warmup_s, began_s))
+        started_s = time.monotonic()
+        measured = self.server.measure(spec, workload, self.progress)
+        wall_s = time.monotonic() - started_s
+        if not measured.served:
+            raise SloBenchError(
+                f"no result at {rate_rps:g} req/s: {measured.invalid_because}; finished runs are "
+                "kept, and --resume goes on once the server serves these requests"
+            )
+        self.keep(cell, self.server.row(spec, workload, measured))
+        records = measured.result.records
+        batches = batches_of(
+            arrival_s=records.arrival_s,
+            end_s=left_s(records),
+            first_token_s=records.first_token_s,
+            met=judge(workload, records).met,
+            horizon_s=horizon_s(workload),
+            warmup_s=self.template.warmup_s,
+            whole=whole,
+        )
+        return LevelSample(
+            **vars(batches),
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=len(records.arrival_s),
+            wall_s=wall_s,
+            invalid_because=measured.invalid_because,
+            control=self._control(spec, workload, measured),
+            **_refused(measured.columns),
+        )
+
+    def _control(
+        self, spec: CellSpec, workload: Workload, measured: CellMeasurement
+    ) -> tuple[float, ...]:
+        if not isinstance(self.server, Simulator):
+            return ()
+        return control_of(spec, workload, measured.result.records, warmup_s=self.template.warmup_s)
+
+
+def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Requests that a real server refuses at any rate: client errors but those of overload."""
+    if "status" not in columns:
+        return {}
+    status, detail = np.asarray(columns["status"]), columns["detail"]
+    refused = (status // 100 == 4) & ~np.isin(status, OVERLOAD)
+    if not refused.any():
+        return {}
+    assert isinstance(detail, Choice)
+    commonest = int(np.bincount(detail.index[refused]).argmax())
+    return {"refused": int(refused.sum()), "refused_because": detail.names[commonest]}
+
+
+def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:
+    """Settings of an experiment whose runs are as long as a search wants them.
+
+    The duration of a suite's runs is left out, with the warm-up that goes with it: a search does
+    not count the start of a run.
+    """
+    if not any(experiment.duration_s):
+        return {"requests": (None,)}
+    return {
+        "requests": (None,),
+        "duration_s": (None,),
+        "warmup_s": (0.0,),
+        "warmup_share": (0.0,),
+    }
+
+
+@dataclass(frozen=True)
+class SpeculativeRuns(Generic[T]):
+    """Runs (rate in req/s, seed, requests) that are started before their results are needed.
+
+    Results that are never needed are dropped.
+    """
+
+    begin: Callable[[float, int, int], Future[T]]
+    _begun: dict[tuple[float, int, int], Future[T]] = field(default_factory=dict)
+
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Start these runs unless they are started."""
+        for seed in seeds:
+            run = (rate_rps, seed, requests)
+            if run not in self._begun:
+                self._begun[run] = self.begin(*run)
+
+    def result(self, rate_rps: float, seed: int, requests: int) -> T:
+        """Wait for the result of a run; start it if it is not started."""
+        run = (rate_rps, seed, requests)
+        return (self._begun.pop(run, None) or self.begin(*run)).result()
+
+
+class PoolRunner:
+    """A `LevelRunner` like `CellRunner`, whose levels the processes of a pool simulate.
+
+    `folder`: where cells' details are written; None keeps none. `here`: a runner in this process,
+    which makes the first runs, for two seconds: a short search starts no other process.
+    """
+
+    def __init__(
+        self,
+        template: CellSpec,
+        stem: str,
+        pool: WorkerPool,
+        folder: Path | None,
+        records: str,
+        keep: Callable[[str, Row], None],
+        here: CellRunner | None = None,
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._here = here
+        self._left_here_s = _HERE_S
+        run_args = (asdict(template), stem, None if folder is None else records)
+        self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
+            lambda *run: pool.begin(simulated_level, *run_args, *run)
+        )
+
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Start these runs in the pool."""
+        if self._here is None:
+            self._levels.expect(rate_rps, seeds, requests)
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        """Wait for the level, and begin it if it was not expected."""
+        if self._here is not None:
+            sample = self._here.run(rate_rps, seed, requests)
+            self._left_here_s -= sample.wall_s
+            if self._left_here_s <= 0:
+                self._here = None
+            return sample
+        sample, cell, row, files = self._levels.result(rate_rps, seed, requests)
+        if self._folder is not None:
+            unpack(files, self._folder)
+        self._keep(cell, row)
+        return sample
+
+
+def simulated_level(
+    template: Mapping[str, Any],
+    stem: str,
+    records: str | None,
+    rate_rps: float,
+    seed: int,
+    requests: int,
+) -> Level:
+    """Simulate one level in a process of a pool.
+
+    Returns its sample, its cell, the cell's row and, unless `records` is None, its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
+        folder = Path(scratch)
+        rows: list[tuple[str, Row]] = []
+        server = Simulator() if records is None else Simulator(folder, records)
+        spec = CellSpec.from_plain(template)
+        runner = CellRunner(spec, stem, server, lambda cell, row: rows.append((cell, row)))
+        sample = runner.run(rate_rps, seed, requests)
+        return sample, *rows[0], packed(folder)

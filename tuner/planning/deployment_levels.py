@@ -1,0 +1,177 @@
+"""The levels of a plan: deployments at a rate, judged here or by the processes of a pool, and kept.
+
+Levels may be begun before it is certain that they are needed. A level's verdict depends on nothing
+but the level, so a plan is the same with and without a pool.
+
+A deployment carries a rate or not: runs of a chosen length are made until the verdict is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+
+from ...harness.experiments.execution.cell_specs import CellSpec
+from ...harness.experiments.execution.workers import WorkerPool
+from ...harness.results.run_checkpoint import Checkpoint
+from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
+from ..capacity.capacity_cells import CellRunner, Simulator
+from ..capacity.curve import CapacityLevel
+from ..capacity.level_samples import LevelRunner, LevelSample
+
+_MOST_RUNS = 6
+_LONGEST = 8  # times the length of the first run
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long runs are, and how many there are at least.
+
+    A run has `requests` requests, more where they arrive in fewer than `horizons` horizons of the
+    SLO or mean times in the system.
+    """
+
+    requests: int
+    horizons: float
+    runs: int = 1
+
+
+SEARCH = RunLength(2000, 2 * SETTLED_HORIZONS)
+LIGHT = RunLength(300, 2 * SETTLED_HORIZONS)
+CONFIRM = RunLength(8000, 4 * SETTLED_HORIZONS, runs=3)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attainment over all runs at a rate, with its 95 % interval, and whether it is carried."""
+
+    carries: bool
+    attainment: float
+    low: float
+    high: float
+    runs: int
+    requests: int  # of all runs
+
+
+def verdict(
+    runner: LevelRunner, rate_rps: float, target: float, first_seed: int, length: RunLength
+) -> Verdict:
+    """Run a rate on seeds from `first_seed` on, at most six times, until the verdict is certain.
+
+    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
+
+    The rate is carried if the interval lies above `target` and settled runs show that the system
+    keeps up. It is not if the interval lies below, the backlog grows, attainment drifts during a
+    run, or requests starve. What is still undecided after the last run is not carried.
+    """
+    requests = length.requests
+    samples: list[LevelSample] = []
+    while True:
+        sample = runner.run(rate_rps, first_seed + len(samples), requests)
+        lasting_s = length.horizons * max(sample.horizon_s, sample.stay_s)
+        needed = requests_in(lasting_s, rate_rps, sample.horizon_s)
+        if not samples and sample.attainment >= target and requests < needed:
+            requests = needed
+            continue
+        samples.append(sample)
+        level = CapacityLevel(rate_rps, tuple(samples))
+        low, high = level.attainment_interval
+        unsteady = level.growing or any(drifts(sample) or starves(sample) for sample in samples)
+        carries = low >= target and level.sustained and len(samples) >= length.runs
+        if unsteady or high < target or carries or len(samples) == _MOST_RUNS:
+            return Verdict(
+                carries and not unsteady,
+                level.attainment,
+                low,
+                high,
+                len(samples),
+                level.requests,
+            )
+        if not level.sustained:
+            requests = min(2 * requests, _LONGEST * max(length.requests, needed))
+
+
+Say = Callable[[str], None]
+RunnerOf = Callable[[CellSpec], LevelRunner]
+
+
+def simulated_runner(spec: CellSpec) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for."""
+    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
+
+
+@dataclass(frozen=True)
+class DeploymentLevel:
+    """A deployment at a rate, in runs of a length from a seed on."""
+
+    name: str  # of the deployment
+    spec: CellSpec
+    rate_rps: float
+    target: float
+    first_seed: int
+    length: RunLength
+
+    @property
+    def line(self) -> str:
+        """A line that says what is simulated; no other level has it."""
+        return f"{self.name} at {self.rate_rps:.3g} req/s, runs of {self.length.requests:,}"
+
+
+def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
+    """Run a level until its verdict is certain."""
+    runner = runner_of(level.spec)
+    return verdict(runner, level.rate_rps, level.target, level.first_seed, level.length)
+
+
+@dataclass
+class Levels:
+    """Verdicts by level: those that a plan's folder holds, and new ones, which are kept in it."""
+
+    checkpoint: Checkpoint | None
+    runner_of: RunnerOf
+    pool: WorkerPool | None
+    say: Say
+
+    def __post_init__(self) -> None:
+        self._known: dict[str, Verdict] = {}
+        self._begun: dict[str, Future[Verdict]] = {}
+        if self.checkpoint is not None and self.checkpoint.path.exists():
+            self._known = {
+                entry["name"]: Verdict(**entry["level"]) for entry in self.checkpoint.read()
+            }
+
+    def begin(self, level: DeploymentLevel) -> None:
+        """Start a level in the pool, if there is one and the level is not known or started."""
+        line = level.line
+        if self.pool is not None and line not in self._known and line not in self._begun:
+            self._begun[line] = self.pool.begin(judged, level)
+
+    def carried(self, level: DeploymentLevel) -> bool:
+        """Whether the level is known by now, and carries its rate."""
+        line = level.line
+        if line in self._known:
+            return self._known[line].carries
+        begun = self._begun.get(line)
+        if begun is None or not begun.done() or begun.exception() is not None:
+            return False  # an error of a level that is needed comes from `verdict`
+        return begun.result().carries
+
+    def drop_begun(self) -> None:
+        """Give up the levels that were started and asked for by nobody."""
+        for begun in self._begun.values():
+            begun.cancel()
+        self._begun.clear()
+
+    def verdict(self, level: DeploymentLevel) -> Verdict:
+        """The verdict on a level, which is kept in the folder."""
+        line = level.line
+        if line not in self._known:
+            self.say(line)
+            self.begin(level)
+            begun = self._begun.pop(line, None)
+            level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
+            self._known[line] = level_verdict
+            if self.checkpoint is not None:
+                self.checkpoint.append({"name": line, "level": asdict(level_verdict)})
+        return self._known[line]

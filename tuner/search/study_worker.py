@@ -1,0 +1,234 @@
+"""A worker: gets trials from a study, claims their configurations, evaluates them and reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ...harness.experiments.execution.workers import NotDoneError
+from ...workloads.errors import SloBenchError
+from .evaluate_configuration import (
+    ConfigurationEvaluator,
+    ConfigurationResult,
+    InfeasibleError,
+    PruningThreshold,
+    gpus_of,
+)
+from .samplers import SAMPLERS, ByNumber
+from .settings import CAPACITY, COST
+from .space import Tuning, key_of
+from .study_results import (
+    CONFIGURATION,
+    KEY,
+    OWNER,
+    PACE,
+    SAME_AS,
+    VALUES,
+    TrialRow,
+    best_of,
+    counted,
+    evaluated,
+    known_in_a_row,
+    note,
+    noted,
+    rivals_pace,
+)
+from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
+
+_STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
+_MOST_INFEASIBLE = 20  # and repeated ones, per trial
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """Progress of a study after a trial."""
+
+    trials: int
+    of_trials: int
+    requests: int
+    best: tuple[TrialRow, ...]
+
+
+Watch = Callable[[TuneProgress], None]
+
+
+@dataclass
+class StudyWorker:
+    """One process's work on a study. `alone`: all processes of the study share the folder."""
+
+    study: Study
+    tuning: Tuning
+    evaluation: ConfigurationEvaluator
+    name: str
+    alone: bool
+    progress: Watch | None
+
+    def __post_init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def work(self) -> None:
+        """Run trials until the budget is spent or no untried configuration is left."""
+        while (trial := self._next()) is not None:
+            self._evaluate(trial)
+            if self.progress is not None:
+                trials = self.study.get_trials(deepcopy=False)
+                self.progress(
+                    TuneProgress(
+                        len(counted(trials)),
+                        self.tuning.settings.trials,
+                        sum(t.user_attrs.get("requests", 0) for t in trials),
+                        best_of(trials, self.tuning.aim),
+                    )
+                )
+
+    def _next(self) -> Trial | None:
+        """An interrupted trial or a new one; None when the study is finished."""
+        with one_at_a_time(self.evaluation.folder):
+            for cut in cut_trials(self.study, unsigned=self.alone):
+                wait_again(self.study, cut)
+            trials = self.study.get_trials(deepcopy=False)
+            waiting = any(trial.state is TrialState.WAITING for trial in trials)
+            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
+            cut_before = any(
+                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
+            )
+            if not cut_before and (self._spent(begun) or self._exhausted()):
+                return None
+            stuck = not waiting and known_in_a_row(begun) >= _STUCK
+            if stuck and not self._queue_untried(trials):
+                return None
+            trial = self.study.ask()
+            note(trial, OWNER, self.name)
+            return trial
+
+    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
+        settings = self.tuning.settings
+        tried = counted(begun)
+        infeasible = len(begun) - len(tried)
+        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
+            return True
+        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
+        if settings.max_requests is not None and requests >= settings.max_requests:
+            return True
+        spent_s = time.monotonic() - self._began_s
+        return settings.max_time_s is not None and spent_s >= settings.max_time_s
+
+    def _exhausted(self) -> bool:
+        sampler = self.study.sampler
+        assert isinstance(sampler, ByNumber)
+        return sampler.exhausted(self.study)
+
+    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
+        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
+        rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
+        untried = self.tuning.space.untried(tried, rng)
+        if untried is None:
+            return False
+        self.study.enqueue_trial(dict(untried))
+        return True
+
+    def _evaluate(self, trial: Trial) -> None:
+        configuration = self.tuning.space.suggest(trial)
+        note(trial, CONFIGURATION, dict(configuration))
+        same = claim(self.study, trial, key_of(configuration))
+        if same is not None:
+            trial.set_user_attr(SAME_AS, same.number)
+            self._tell_again(trial, same)
+            return
+        try:
+            runs = self.evaluation.runs_of(configuration)
+        except InfeasibleError as error:
+            trial.set_user_attr("infeasible", str(error))
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return
+        # Without itself: it may have been cut between its pace and its end.
+        trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
+        try:
+            worth = self.evaluation.worth(
+                runs,
+                trial=trial.number,
+                pace=self._pace(trials, gpus_of(runs.spec)),
+                fewest_gpus=self._fewest_gpus(trials),
+                report=self._reporter(trial),
+            )
+        except NotDoneError:
+            raise  # the trial is interrupted without a result
+        except SloBenchError as error:
+            self.evaluation.servers.stop()
+            trial.set_user_attr("failed", str(error))
+            trial.set_user_attr("requests", runs.requests)
+            self.study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_user_attr("requests", runs.requests)
+        trial.set_user_attr("wall_s", round(runs.wall_s, 3))
+        self._tell(trial, worth)
+
+    def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
+        """A function that reports intermediate values to Optuna; it returns whether to prune."""
+        if self.tuning.aim.single is None:
+            return lambda step, value: False
+
+        reported = trial.storage.get_trial(trial._trial_id).intermediate_values
+        last = max(reported, default=-1)  # it was cut after that
+
+        def report(step: int, value: float) -> bool:
+            if step not in reported:
+                trial.report(value, step)
+            return self.tuning.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
+
+        return report
+
+    def _tell(self, trial: Trial, worth: ConfigurationResult) -> None:
+        for name, value in worth.figures.items():
+            trial.set_user_attr(name, value)
+        if worth.pace is not None:
+            note(trial, PACE, vars(worth.pace))
+        if self.tuning.aim.must_attain and not worth.lost:
+            trial.set_constraint("attainment", worth.missed)
+        if worth.lost:
+            trial.set_user_attr("lost", True)
+        if any(map(math.isnan, worth.values)):
+            trial.set_user_attr("failed", "an objective has no value: nothing was served")
+            self.study.tell(trial, state=TrialState.FAIL)
+            return
+        note(trial, VALUES, list(worth.values))
+        kind = SAMPLERS[self.tuning.settings.sampler]
+        single = self.tuning.aim.single is not None
+        if worth.lost and single and kind.learns_from_pruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.study.tell(trial, list(worth.values))
+
+    def _tell_again(self, trial: Trial, same: FrozenTrial) -> None:
+        for step, value in same.intermediate_values.items():
+            trial.report(value, step)
+        for name, value in same.constraints.items():
+            trial.set_constraint(name, value)
+        if same.state is TrialState.COMPLETE:
+            assert same.values is not None
+            self.study.tell(trial, same.values)
+        else:  # it is still running
+            ended = same.state.is_finished()
+            self.study.tell(trial, state=same.state if ended else TrialState.PRUNED)
+
+    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
+        """The result that a configuration with that number of GPUs must beat."""
+        if set(self.tuning.aim.names) - {CAPACITY, COST}:
+            return None  # a lower capacity may be worth it
+        return rivals_pace(trials, gpus)
+
+    def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
+        if self.tuning.aim.names != (COST,):
+            return None
+        met = [
+            trial.user_attrs["gpus"]
+            for trial in evaluated(trials)
+            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
+        ]
+        return min(met, default=None)
