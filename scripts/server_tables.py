@@ -5,8 +5,8 @@ Usage: scripts/server_tables.py [--only NAME]... [--work DIR] [--requests N] [--
 
 Every experiment of `EXPERIMENTS` is run on vLLM for CPU with `slo-bench run --validate` (about
 three times the time of its requests) into DIR/NAME; a stopped one is continued by the same command,
-and one that is complete is not run again. Then the page is written: under each heading,
-between its two comments, the option that repeats it and a line for each level. Levels whose client was late are no results:
+and one that is complete is not run again. Then the page is written: between its two comments the
+option that repeats a block, and a line for each level. Levels whose client was late are no results:
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
@@ -36,11 +36,11 @@ _BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.D
 _HEADS = (
     "system",
     "req/s",
-    "in SLO",
+    "in SLO, %",
     "TTFT",
     "TPOT",
     "E2E",
-    "spread",
+    "spread, %",
     "swapped, recomputed, sent away",
     "alike",
 )
@@ -252,15 +252,15 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
 def _figures(level: Mapping[str, Any]) -> list[str]:
     """Attainment, and each latency measured, with the simulation's error."""
     share = level["attainment"]
-    cells = ["" if share is None else f"{100 * share:.1f} %"]
+    cells = ["" if share is None else f"{100 * share:.1f}"]
     for name in ("ttft p50", "tpot p50", "e2e p50"):
         error_row = level["errors"].get(name) or {}
         real_s = error_row.get("real_s")
         real_s = level[f"{name.replace(' ', '_')}_s"] if real_s is None else real_s
         error = error_row.get("error")
-        cells.append(_time(real_s) + ("" if error is None else f" ({100 * error:+.0f} %)"))
+        cells.append(_time(real_s) + ("" if error is None else f" ({100 * error:+.0f}%)"))
     spread = (level["errors"].get("e2e p50") or {}).get("spread")
-    return [*cells, "" if spread is None else f"{100 * spread:.0f} %"]
+    return [*cells, "" if spread is None else f"{100 * spread:.0f}"]
 
 
 def _decisions(level: Mapping[str, Any]) -> list[str]:
@@ -272,7 +272,7 @@ def _decisions(level: Mapping[str, Any]) -> list[str]:
     if decided["simulated"]:
         counts += f" ({', '.join(str(decided['simulated'].get(name, '–')) for name in names)})"
     alike = decided["alike"]
-    return [counts, "" if alike is None else f"{alike} of {decided['requests']}"]
+    return [counts, "" if alike is None else f"{alike}/{decided['requests']}"]
 
 
 def _time(seconds: float) -> str:
