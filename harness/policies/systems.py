@@ -6,7 +6,9 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +25,7 @@ from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
+USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
 
 @dataclass(frozen=True)
@@ -375,7 +378,7 @@ def _from_file(name: str, path: Path, attribute: str) -> System:
 
 
 def _load(path: Path) -> ModuleType:
-    name = f"slo_bench_user_{path.stem}_{abs(hash(path.resolve()))}"
+    name = f"{USER_MODULE}{path.stem}_{abs(hash(path.resolve()))}"
     if name in sys.modules:
         return sys.modules[name]
     trust.check(str(path.absolute()), f"{path} is a policy file that runs with your rights")
@@ -390,6 +393,25 @@ def _load(path: Path) -> ModuleType:
         del sys.modules[name]
         raise SloBenchError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def policy_file_errors() -> Iterator[None]:
+    """Errors inside a policy file of the user's name its line.
+
+    Raises:
+        SloBenchError: in place of any other error that passed a policy file.
+    """
+    try:
+        yield
+    except SloBenchError:
+        raise
+    except Exception as error:
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if str(frame.f_globals.get("__name__")).startswith(USER_MODULE):
+                place = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+                raise SloBenchError(f"{place}: {type(error).__name__}: {error}") from error
+        raise
 
 
 def _load_installed(entry: EntryPoint) -> Any:

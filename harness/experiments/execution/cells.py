@@ -33,6 +33,7 @@ from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks
 from ...engine.simulator.simulate_models import OneModel, simulate_models
+from ...policies.systems import policy_file_errors
 from ...results.cell_files import (
     Choice,
     Column,
@@ -158,6 +159,7 @@ def run_cell(
     return row
 
 
+@policy_file_errors()
 def simulated(
     spec: CellSpec,
     workload: Workload,
@@ -214,6 +216,7 @@ def simulated(
     )
 
 
+@policy_file_errors()
 def _summarised(
     spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
 ) -> Row:
