@@ -79,8 +79,9 @@ def _points(sensitivity: Sensitivity) -> Table:
 
 def _note(sensitivity: Sensitivity) -> str:
     seeds = len(next(iter(sensitivity.base.outcomes.values())))
+    of_seeds = "One seed" if seeds == 1 else f"Means of {seeds} seeds"
     return (
-        f"Means of {seeds} seeds, the same requests for all systems (simulated); one thing changed "
+        f"{of_seeds}, the same requests for all systems (simulated); one thing changed "
         "at a time." + (f" {GOODPUT_DIVISOR}." if sensitivity.ranked.metric == "goodput" else "")
     )
 
