@@ -174,7 +174,7 @@ def _imported_modules() -> dict[str, set[str]]:
     files = [path for folder in folders for path in folder.rglob("*.py")]
     modules: dict[str, set[str]] = {}
     for path in files:
-        if "plugins" not in path.parts:
+        if "plugin" not in path.parts:
             for line in _IMPORT.finditer(path.read_text("utf-8")):
                 name = line["source"] or line["module"]
                 modules.setdefault(name.partition(".")[0], set()).add(name)
