@@ -178,6 +178,7 @@ class ExperimentSchema(BaseModel):
         ARRIVES_MORE,
         "Format of a trace file. Default: detected from its content.",
         metavar="FORMAT",
+        complete="formats",
     )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
