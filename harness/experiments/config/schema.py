@@ -132,6 +132,7 @@ class ExperimentSchema(BaseModel):
         complete="workloads",
         repeated=True,
         file="maybe",
+        part="source",
     )
     arrivals: Axis[str] = setting(
         ARRIVES,
@@ -139,27 +140,32 @@ class ExperimentSchema(BaseModel):
         "a trace.",
         ("poisson",),
         metavar="PROCESS",
+        part="source",
     )
     redraw_arrivals: Axis[bool] = setting(
         ARRIVES_MORE,
         "Draw arrivals instead of using those of the trace; --arrivals implies it.",
         (False,),
+        part="source",
     )
     prompt_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Prompt lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
+        part="source",
     )
     output_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Output lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
+        part="source",
     )
     sessions: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Multi-turn conversations, as in sessions(turns=4, think_s=1), or tasks with sub-agents, "
         "as in agents(steps=8, spawn=0.2).",
         metavar="sessions(…)|agents(…)",
+        part="source",
     )
     models: Axis[str | None] = setting(
         ARRIVES,
@@ -167,6 +173,7 @@ class ExperimentSchema(BaseModel):
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
         backends=SIMULATOR,
+        part="source",
     )
     adapters: Axis[str | None] = setting(
         ARRIVES_MORE,
@@ -179,6 +186,7 @@ class ExperimentSchema(BaseModel):
         "Format of a trace file. Default: detected from its content.",
         metavar="FORMAT",
         complete="formats",
+        part="source",
     )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
@@ -281,15 +289,17 @@ class ExperimentSchema(BaseModel):
         "Number of instances, each a copy of the model. Default: 1.",
         tunable=True,
         describes=True,
+        part="cell",
     )
     gpus: Axis[Count | None] = setting(
-        SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True
+        SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True, part="cell"
     )
     embed_instances: Axis[CountFrom0] = setting(
         SERVES_MORE,
         "Instances that serve only embedding requests; 0: every instance serves both.",
         (0,),
         tunable=True,
+        part="cell",
     )
     router: Axis[str | None] = setting(
         SERVES,
@@ -297,6 +307,7 @@ class ExperimentSchema(BaseModel):
         metavar="R",
         complete="routers",
         tunable=True,
+        part="cell",
     )
     failures: Axis[str | None] = setting(
         SERVES,
@@ -305,6 +316,7 @@ class ExperimentSchema(BaseModel):
         metavar="N@S..S,…",
         role="workload",
         backends=SIMULATOR,
+        part="cell",
     )
     weight_dtype: Axis[str] = setting(
         SERVES_MORE,
@@ -454,6 +466,7 @@ class ExperimentSchema(BaseModel):
         ("oracle",),
         metavar="P",
         file="maybe",
+        part="cell",
     )
     overlong_requests: Axis[Literal["error", "reject", "truncate"]] = setting(
         SERVES,
@@ -462,6 +475,7 @@ class ExperimentSchema(BaseModel):
         ("reject",),
         role="workload",
         backends=("simulated", "torch"),
+        part="cell",
     )
     objective: Axis[str] = setting(
         ARRIVES_MORE,

@@ -115,11 +115,10 @@ def test_levels_by_default_straddle_the_capacity():
 
 
 def test_cell_survives_conversion_to_plain_values():
-    import dataclasses
     import json
 
     (cell,) = cells(slo={"ttft": 1})
-    plain = json.loads(json.dumps(dataclasses.asdict(cell)))
+    plain = json.loads(json.dumps(cell.plain()))
     assert CellSpec.from_plain(plain) == cell
 
 
