@@ -180,6 +180,7 @@ class ExperimentSchema(BaseModel):
         "Low-rank adapters (LoRA) of the requests, as in zipf(16, exponent=1), in place of the "
         "models that a trace names; see --max-loras.",
         metavar="zipf(…)|fleet(…)|assign(…)",
+        one_model=True,
     )
     trace_format: str | None = setting(
         ARRIVES_MORE,
@@ -232,6 +233,7 @@ class ExperimentSchema(BaseModel):
         "model fits.",
         tunable=True,
         describes=True,
+        one_model=True,
     )
     pp: Axis[Count] = setting(
         SERVES,
@@ -239,6 +241,7 @@ class ExperimentSchema(BaseModel):
         (1,),
         tunable=True,
         describes=True,
+        one_model=True,
     )
     ep: Axis[Count] = setting(
         SERVES,
@@ -255,6 +258,7 @@ class ExperimentSchema(BaseModel):
         (1,),
         tunable=True,
         describes=True,
+        one_model=True,
     )
     expert_skew: Axis[NotNegative] = setting(
         SERVES_MORE,
@@ -280,6 +284,7 @@ class ExperimentSchema(BaseModel):
         "--model, and a batch has at most N of them. Default: no adapters.",
         tunable=True,
         backends=("simulated", "vllm"),
+        one_model=True,
     )
     lora_rank: Axis[Count] = setting(
         SERVES_MORE, "Rank of every adapter.", (16,), backends=("simulated", "vllm")
@@ -290,6 +295,7 @@ class ExperimentSchema(BaseModel):
         tunable=True,
         describes=True,
         part="cell",
+        one_model=True,
     )
     gpus: Axis[Count | None] = setting(
         SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True, part="cell"
@@ -308,6 +314,7 @@ class ExperimentSchema(BaseModel):
         complete="routers",
         tunable=True,
         part="cell",
+        one_model=True,
     )
     failures: Axis[str | None] = setting(
         SERVES,
@@ -362,6 +369,7 @@ class ExperimentSchema(BaseModel):
         SERVES_MORE,
         "KV cache blocks of an instance. Default: as many as fit into GPU memory.",
         tunable=True,
+        one_model=True,
     )
     num_cpu_blocks: Axis[CountFrom0 | None] = setting(
         SERVES_MORE, "KV cache blocks in host memory, in place of --host-memory-gib.", tunable=True
@@ -394,6 +402,7 @@ class ExperimentSchema(BaseModel):
         metavar="FILE",
         file="maybe",
         backends=NOT_ATTACHED,
+        one_model=True,
     )
     embedder: Axis[str | None] = setting(
         SERVES,
@@ -403,6 +412,7 @@ class ExperimentSchema(BaseModel):
         file="maybe",
         backends=NOT_ATTACHED,
         role="workload",
+        one_model=True,
     )
     device_map: Axis[str | None] = setting(
         SERVES,
@@ -412,6 +422,7 @@ class ExperimentSchema(BaseModel):
         metavar="MAP",
         file="maybe",
         backends=NOT_ATTACHED,
+        one_model=True,
     )
 
     # How much of it, and what counts.

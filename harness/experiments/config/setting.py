@@ -72,6 +72,7 @@ class Setting:
         backends: those on which it has an effect; on others it is refused. By default as the panel
             says; () is all.
         describes: of servers that run already it is only said, so that it has one value.
+        one_model: it is refused where several models share the GPUs (`models`).
         part: what a cell has it in: `placement` (of one instance), `source` (of requests), or
             `cell` itself. By default as the panel says.
     """
@@ -92,6 +93,7 @@ class Setting:
     tunable: bool = False
     backends: tuple[str, ...] | None = None
     describes: bool = False
+    one_model: bool = False
     part: Part | None = None
 
 

@@ -21,16 +21,10 @@ from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
-from ..config.setting import column_value
+from ..config.setting import column_value, declared
 from .cell_specs import PlacementSpec, WorkloadSpec, placed, source
 from .cells import models_of
 from .offered_load import estimated_phases
-
-# Settings of an experiment with one model.
-_OF_ONE_MODEL = (
-    *("tp", "pp", "dp", "instances", "router"),
-    *("device_map", "embedder", "profile", "num_gpu_blocks", "adapters", "max_loras"),
-)
 
 
 @dataclass(frozen=True)
@@ -203,8 +197,8 @@ def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
 
 def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    for name in _OF_ONE_MODEL:
-        if values[name] not in (None, 1):
+    for name, declaration in declared(type(experiment)).items():
+        if declaration.setting.one_model and values[name] not in (None, 1):
             raise SloBenchError(
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"
