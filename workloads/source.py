@@ -31,7 +31,7 @@ from .lengths import (
 )
 from .models import Models, MultiModelArrivals, parse_models
 from .prefixes import Continuations
-from .readers.agents import TASK_FORMATS, read_tasks, task_format
+from .readers.agents import RecordedTasks
 from .readers.formats import read
 from .sessions import Agents, Sessions, parse_agents, parse_sessions
 
@@ -173,21 +173,17 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
-        if (format or task_format(Path(text))) in TASK_FORMATS:
-            recorded = read_tasks(Path(text), format)
-            if not recorded.single:  # they begin by the arrival process; their starts are not used
-                return TaskSource(
-                    name=Path(text).name,
-                    arrivals=process,
-                    origin=f"file {Path(text).name}",
-                    notes=recorded.notes,
-                    models=choice,
-                    tasks=recorded.tasks,
-                    block_size=recorded.block_size,
-                )
-            trace = recorded.trace(Path(text))
-        else:
-            trace = read(text, format)
+        trace = read(text, format)
+        if isinstance(trace, RecordedTasks):
+            return TaskSource(  # they begin by the arrival process; their starts are not used
+                name=Path(text).name,
+                arrivals=process,
+                origin=f"file {Path(text).name}",
+                notes=trace.notes,
+                models=choice,
+                tasks=trace.tasks,
+                block_size=trace.block_size,
+            )
         return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = find(text)
     lengths = entry.lengths

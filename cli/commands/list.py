@@ -40,7 +40,7 @@ def list_names(
         argument(
             "KIND",
             "Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
-            "workloads, suites or routers.",
+            "workloads, formats (of traces), suites or routers.",
             complete=complete_kind,
         ),
     ],

@@ -66,12 +66,7 @@ class Given:
             SloBenchError: the setting may not be that word.
         """
         declaration = declared(ExperimentSchema)[path]
-        first = (
-            declaration.default[0]
-            if declaration.several and declaration.default
-            else declaration.default
-        )
-        setting_value = self.settings.get(path, first)
+        setting_value = self.settings.get(path, declaration.first)
         if (
             declaration.choices
             and setting_value is not None

@@ -134,6 +134,15 @@ def _routers() -> list[Entry]:
     ]
 
 
+def _formats() -> list[Entry]:
+    from ...workloads.readers.formats import FORMATS
+
+    return [
+        {"name": name, "description": trace.help, "recognised_by": ", ".join(trace.header) or None}
+        for name, trace in FORMATS.items()
+    ]
+
+
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "systems": _systems,
     "compatibility": _compatibility,
@@ -141,6 +150,7 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "gpus": _gpus,
     "links": _links,
     "workloads": _workloads,
+    "formats": _formats,
     "suites": _suites,
     "routers": _routers,
 }

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -258,7 +258,7 @@ class PoolRunner:
         self._keep = keep
         self._here = here
         self._left_here_s = _HERE_S
-        run_args = (asdict(template), stem, None if folder is None else records)
+        run_args = (template.plain(), stem, None if folder is None else records)
         self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
             lambda *run: pool.begin(simulated_level, *run_args, *run)
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import share_that_keeps
-from ...harness.experiments.execution.cell_specs import CellSpec, placed, source
+from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -432,7 +432,7 @@ def spare_capacity(
         options=options,
         neighbours=(rate_rps, rate_rps * 1.2),
     ).capacities
-    fitted = placed(spec.placement).step_time.fitted
+    fitted = spec.deployment.step_time.fitted
     return capacity, fitted, _figures(spec, target) if runner_of is simulated_runner else None
 
 

@@ -6,7 +6,6 @@ runs/<key>.jsonl   one line for each run of the configuration of that key
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import secrets
@@ -63,7 +62,7 @@ class Runs:
             self._remote = PoolRunner(
                 self.spec, self.spec.cell, self.pool, None, "none", self._keep_row
             )
-        settings = json.dumps(dataclasses.asdict(self.spec), sort_keys=True, default=str)
+        settings = json.dumps(self.spec.plain(), sort_keys=True, default=str)
         self._checkpoint = Checkpoint(self.path, settings)
         for line in self._checkpoint.read():
             run = Run(sample_from_plain(line["sample"]), line["figures"])

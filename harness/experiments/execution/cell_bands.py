@@ -27,7 +27,7 @@ from ...core.records.request_records import Outcome, Result
 from ...results.metrics import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row
-from .cell_specs import CellSpec, configured, placed
+from .cell_specs import CellSpec, configured
 
 Floats = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
     served_by = configured(spec.system, spec.parameters)
     if served_by.sharing is not None:
         return None
-    put = placed(place)
+    put = spec.deployment
     if put.placement.model.linear is not None:
         return None
     kind = kind_of(put.step_time)

@@ -15,10 +15,9 @@ import numpy as np
 from ....predictors.dtypes import weight_dtype
 from ....predictors.operators.assembly import default_step_time
 from ....predictors.output_length import bucket_accuracy, length_predictor, longest_tokens
-from ....predictors.placement import Placement, smallest_tp
+from ....predictors.placement import Placement
 from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
-from ....predictors.specs import gpu, model
 from ....workloads.arrays import Ints
 from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
@@ -68,15 +67,14 @@ _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 def workload_of(spec: CellSpec) -> Workload:
     """What arrives in a cell; the same for every system."""
-    workload = source(spec.workload).make(
-        rate_rps=spec.rate_rps,
-        replay_speed=spec.replay_speed,
-        requests=spec.requests,
-        duration_s=spec.duration_s,
-        seed=spec.seed,
-        slo=parse_slo(spec.slo, spec.slo_scale),
-    )
-    return _declared(spec, workload)
+    return _declared(spec, source(spec.workload).make(**_load(spec)))
+
+
+def _load(spec: CellSpec) -> dict[str, Any]:
+    """How much of its workload a cell offers."""
+    names = ("rate_rps", "replay_speed", "requests", "duration_s", "seed")
+    slo = parse_slo(spec.slo, spec.slo_scale)
+    return {name: getattr(spec, name) for name in names} | {"slo": slo}
 
 
 def _declared(spec: CellSpec, workload: Workload) -> Workload:
@@ -100,14 +98,7 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
-    blocks = source(spec.workload).blocks(
-        rate_rps=spec.rate_rps,
-        replay_speed=spec.replay_speed,
-        requests=spec.requests,
-        duration_s=spec.duration_s,
-        seed=spec.seed,
-        slo=parse_slo(spec.slo, spec.slo_scale),
-    )
+    blocks = source(spec.workload).blocks(**_load(spec))
     if blocks is None or spec.max_output_tokens is None:
         return blocks
     draw = blocks.draw
@@ -194,26 +185,33 @@ def simulated(
             progress=progress,
             trace=trace,
         )
-    place = placed(spec.placement)
+    place = spec.deployment
     return simulate(
         workload,
         chosen,
         place.placement,
         step_time or place.step_time.model,
-        instances=spec.instances,
-        router=spec.router,
-        overlong_requests=spec.overlong_requests,
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
         output_tokens_p90=output_tokens_p90(spec, workload),
-        ready_s=place.ready_s,
         lora=place.lora,
-        failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
         trace=trace,
-        step_time_of=partial(_role_step_time, spec.placement),
+        **_instances(spec),
     )
+
+
+def _instances(spec: CellSpec) -> dict[str, Any]:
+    """How many instances a cell has, what routes to them, and when they run."""
+    return {
+        "instances": spec.instances,
+        "router": spec.router,
+        "overlong_requests": spec.overlong_requests,
+        "failures": parse_failures(spec.failures) if spec.failures else (),
+        "ready_s": spec.deployment.ready_s,
+        "step_time_of": partial(_role_step_time, spec.placement),
+    }
 
 
 @policy_file_errors()
@@ -221,7 +219,7 @@ def _summarised(
     spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
 ) -> Row:
     """Row of a simulated cell whose requests are summarised, not kept."""
-    place = placed(spec.placement)
+    place = spec.deployment
     fold = RequestFold(blocks, spec.warmup_s)
     result = simulate_blocks(
         blocks,
@@ -229,13 +227,8 @@ def _summarised(
         place.placement,
         place.step_time.model,
         fold.add,
-        instances=spec.instances,
-        router=spec.router,
-        overlong_requests=spec.overlong_requests,
-        failures=parse_failures(spec.failures) if spec.failures else (),
-        ready_s=place.ready_s,
         progress=progress,
-        step_time_of=partial(_role_step_time, spec.placement),
+        **_instances(spec),
     )
     hardware = _unlike(_hardware_of(place.placement, spec.instances), result)
     metrics = cell_metrics(fold.figures(result), result, hardware, warmup_s=spec.warmup_s)
@@ -252,7 +245,7 @@ def _role_step_time(spec: PlacementSpec, role: Placement) -> StepTime:
     run_placement = placed(spec).placement
     if dataclasses.replace(role, tp=run_placement.tp, gpu=run_placement.gpu) == run_placement:
         gpu_name = spec.gpu if role.gpu == run_placement.gpu else role.gpu.name
-        return placed(dataclasses.replace(spec, tp=role.tp, gpu=gpu_name)).step_time.model
+        return placed(spec.replaced(tp=role.tp, gpu=gpu_name)).step_time.model
     return default_step_time(role).model
 
 
@@ -290,7 +283,7 @@ def _simulated_hardware(
     sharing = configured(spec.system, spec.parameters).sharing
     if sharing is not None:
         return _shared_hardware(spec, workload, sharing), False
-    place = placed(spec.placement)
+    place = spec.deployment
     hardware = _hardware_of(place.placement, spec.instances)
     return _unlike(hardware, result), place.step_time.fitted
 
@@ -324,19 +317,16 @@ def models_of(
         SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
     """
     assert workload.models is not None
-    numbers = {name: getattr(spec, name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
     models_by_name = {}
     for name in parse_models(workload.models).names:
-        shape = shape_of(name)
-        tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
-        placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
-        while not _leaves_half(placed_model.placement) and tp < MOST_TP:
-            tp *= 2
-            placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
-        if tp > gpus:
-            raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
-        place = dataclasses.replace(placed_model.placement, batched_tokens=batched_tokens)
-        models_by_name[name] = OneModel(place, placed_model.step_time.model)
+        shape = spec.replaced(model=shape_of(name), tp=None).settled
+        while not _leaves_half(placed(shape).placement) and shape.tp < MOST_TP:
+            shape = shape.replaced(tp=2 * shape.tp)
+        if shape.tp > gpus:
+            raise SloBenchError(f"{name} needs {shape.tp} GPUs of {spec.gpu} but there are {gpus}")
+        deployment = placed(shape)
+        place = dataclasses.replace(deployment.placement, batched_tokens=batched_tokens)
+        models_by_name[name] = OneModel(place, deployment.step_time.model)
     return models_by_name
 
 

@@ -83,7 +83,7 @@ class FakeDeployment:
 def _simulated(spec):
     import dataclasses
 
-    place = dataclasses.replace(spec.placement, gpu="a100-80g")
+    place = spec.placement.replaced(gpu="a100-80g")
     return dataclasses.replace(spec, placement=place)
 
 
