@@ -18,9 +18,9 @@ from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
 from .dtypes import weight_dtype
+from .families import FAMILIES
 from .model_config import Fields, read_model
 from .model_spec import (
-    FAMILIES,
     Experts,
     LatentAttention,
     LinearAttention,
