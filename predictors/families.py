@@ -47,18 +47,10 @@ class Traits:
     token_types: int = 0
     kind: Kind = "decoder"
 
-
-@dataclass(frozen=True, slots=True)
-class LayerModules:
-    """Modules of one layer."""
-
-    attention_norm: str = "input_layernorm"
-    qkv: tuple[str, str, str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
-    out: str = "self_attn.o_proj"
-    mlp_norm: str = "post_attention_layernorm"
-    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of an MLP; of activations as wide as it, as many are held at once."""
+        return 3 if self.gated_mlp else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,8 @@ class Modules:
     """Module names in transformers or in the family's own code; weights are named after them.
 
     All but `head` stand below one of `roots`: the first in a whole model, another in a checkpoint
-    of its body alone. `layer` is needed for the torch engine and for random models.
+    of its body alone. Those from `attention_norm` to `down` are of each layer; the torch engine and
+    random models alone need them.
     """
 
     roots: tuple[str, ...] = ("model.", "")
@@ -75,7 +68,13 @@ class Modules:
     layers: str = "layers"
     norm: str = "norm"  # after all layers; of an encoder, of the embeddings
     head: str = "lm_head"
-    layer: LayerModules | None = None
+    attention_norm: str = "input_layernorm"
+    qkv: tuple[str, str, str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    out: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
     token_types: str = ""
     pooler: str = ""
 
@@ -134,7 +133,6 @@ class Architecture:
         return {**FIELDS, **self.family.fields, **self.type.fields}[size]
 
 
-_LAYERS = Modules(layer=LayerModules())
 _LINEAR = ("linear_num_value_heads", "full_attention_interval", "layer_group_size")
 _GLM_FIELDS: Names = {
     "layers": ("num_hidden_layers", "num_layers"),
@@ -151,14 +149,12 @@ _BERT = Modules(
     layers="encoder.layer",
     norm="embeddings.LayerNorm",
     head="",
-    layer=LayerModules(
-        attention_norm="attention.output.LayerNorm",
-        qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-        out="attention.output.dense",
-        mlp_norm="output.LayerNorm",
-        up=("intermediate.dense",),
-        down="output.dense",
-    ),
+    attention_norm="attention.output.LayerNorm",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    out="attention.output.dense",
+    mlp_norm="output.LayerNorm",
+    up=("intermediate.dense",),
+    down="output.dense",
     token_types="embeddings.token_type_embeddings",
     pooler="pooler.dense",
 )
@@ -195,7 +191,7 @@ _FAMILIES = (
                 defaults={"no_rope_layer_interval": 4, "interleave_moe_layer_step": 1},
             ),
         ),
-        modules=_LAYERS,
+        modules=Modules(),
     ),
     Family(
         "mistral",
@@ -208,7 +204,7 @@ _FAMILIES = (
             ),
             ModelType("mixtral", experts=True),
         ),
-        modules=_LAYERS,
+        modules=Modules(),
         slides=True,
     ),
     Family(
@@ -240,7 +236,7 @@ _FAMILIES = (
             ModelType("qwen2_moe", experts=True),
         ),
         Traits(biases="qkv"),
-        modules=_LAYERS,
+        modules=Modules(),
     ),
     Family(
         "qwen3",
@@ -255,7 +251,7 @@ _FAMILIES = (
             ModelType("qwen3_moe", experts=True),
         ),
         Traits(qk_norm=True),
-        modules=_LAYERS,
+        modules=Modules(),
     ),
     Family(
         "qwen3-next",
@@ -318,13 +314,11 @@ _FAMILIES = (
             roots=("model.decoder.", "decoder."),
             positions=("embed_positions",),
             norm="final_layer_norm",
-            layer=LayerModules(
-                attention_norm="self_attn_layer_norm",
-                out="self_attn.out_proj",
-                mlp_norm="final_layer_norm",
-                up=("fc1",),
-                down="fc2",
-            ),
+            attention_norm="self_attn_layer_norm",
+            out="self_attn.out_proj",
+            mlp_norm="final_layer_norm",
+            up=("fc1",),
+            down="fc2",
         ),
         eps=1e-5,
         activation="relu",
@@ -399,19 +393,15 @@ def architecture_of(fields: Mapping[str, Any]) -> Architecture | None:
     )
 
 
-def torch_types(kind: Kind) -> list[str]:
-    """Names of the types of a kind that the torch engine runs."""
-    return [
-        architecture.type.name
-        for architecture in architectures()
-        if architecture.type.in_torch and architecture.family.traits.kind == kind
-    ]
-
-
-def random_types(kind: Kind) -> dict[str, Architecture]:
-    """The types of a kind of which random models are made, by name."""
+def torch_types(kind: Kind) -> dict[str, Architecture]:
+    """The types of a kind that the torch engine runs, by name."""
     return {
         architecture.type.name: architecture
         for architecture in architectures()
-        if architecture.type.architecture and architecture.family.traits.kind == kind
+        if architecture.type.in_torch and architecture.family.traits.kind == kind
     }
+
+
+def random_types(kind: Kind) -> dict[str, Architecture]:
+    """Those of `torch_types` of which random models are made."""
+    return {name: a for name, a in torch_types(kind).items() if a.type.architecture}

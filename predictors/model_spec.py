@@ -266,7 +266,7 @@ class ModelSpec:
         return self.streamed_parameters - self.routed_parameters // self.experts.routed * idle
 
     def _mlp(self, intermediate: int) -> int:
-        return (3 if self.traits.gated_mlp else 2) * self.hidden * intermediate
+        return self.traits.mlp_matrices * self.hidden * intermediate
 
     @property
     def _attention_parameters(self) -> int:

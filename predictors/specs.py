@@ -169,6 +169,7 @@ class GpuSpec:
     power_w: float
     price_per_hour_usd: float
     origin: str = ""
+    multiprocessors: int = 0  # 0: not known
 
     def flops(self, compute_bits: int) -> float:
         """Operations a second at this width; at 16 bits where the GPU has no narrower unit."""
@@ -359,6 +360,7 @@ def _gpu(name: str, entry: Entry) -> GpuSpec:
         power_w=reader.positive("power_w"),
         price_per_hour_usd=reader.number("price_per_hour_usd", 0.0),
         origin=reader.origin(),
+        multiprocessors=reader.size("multiprocessors"),
     )
     reader.done()
     return spec

@@ -13,7 +13,6 @@ from slo_bench.predictors import families
 from slo_bench.predictors.families import (
     FAMILIES,
     Family,
-    LayerModules,
     ModelType,
     Modules,
     Traits,
@@ -49,14 +48,12 @@ ACME = Family(
         layers="blocks",
         norm="last",
         head="to_tokens",
-        layer=LayerModules(
-            attention_norm="first",
-            qkv=("attn.query", "attn.key", "attn.value"),
-            out="attn.back",
-            mlp_norm="second",
-            up=("mlp.gate", "mlp.wide"),
-            down="mlp.narrow",
-        ),
+        attention_norm="first",
+        qkv=("attn.query", "attn.key", "attn.value"),
+        out="attn.back",
+        mlp_norm="second",
+        up=("mlp.gate", "mlp.wide"),
+        down="mlp.narrow",
     ),
 )
 
@@ -125,7 +122,7 @@ def test_torch_engine_answers_with_a_new_family_as_with_qwen2(acme: Path, tmp_pa
 
 
 def test_torch_types_have_a_design_that_the_torch_engine_runs() -> None:
-    """Gated MLPs, RMSNorm and rotary positions, or none of the three; layers have names."""
+    """Gated MLPs, RMSNorm and rotary positions, or none of the three."""
     for architecture in architectures():
         traits, modules = architecture.family.traits, architecture.family.modules
         if architecture.type.in_torch:
@@ -133,7 +130,6 @@ def test_torch_types_have_a_design_that_the_torch_engine_runs() -> None:
             assert traits.gated_mlp is rotary, architecture.type.name
             assert traits.norm_bias is not rotary, architecture.type.name
             assert modules is not None
-            assert modules.layer is not None
             assert not architecture.type.marker
         if architecture.type.architecture:
             assert architecture.type.in_torch  # random models have the tensors that it reads
@@ -159,4 +155,4 @@ def test_model_types_are_named_in_families_alone() -> None:
             if isinstance(node, ast.Constant)
         }
         assert literals & names <= {"llama"}, file  # the default of `model make`
-    assert torch_types("decoder") == ["llama", "mistral", "qwen2", "qwen3", "opt"]
+    assert list(torch_types("decoder")) == ["llama", "mistral", "qwen2", "qwen3", "opt"]

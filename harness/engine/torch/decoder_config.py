@@ -10,7 +10,6 @@ from typing import Any
 from ....predictors.families import (
     Architecture,
     Kind,
-    LayerModules,
     Modules,
     architecture_of,
     torch_types,
@@ -86,7 +85,7 @@ class DecoderConfig:
         """Name and shape of each weight of a checkpoint whose modules stand below `root` (None:
         that of a whole model), of these layers (None: all).
         """
-        modules, layer = modules_of(self.family)
+        modules = modules_of(self.family)
         root = modules.roots[0] if root is None else root
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norm_bias = self.rope is None
@@ -96,17 +95,17 @@ class DecoderConfig:
             yield f"{root}{modules.positions[0]}.weight", (rows, self.hidden)
         for number in range(self.layers) if layers is None else layers:
             prefix = f"{root}{modules.layers}.{number}."
-            yield from affine(prefix + layer.attention_norm, norm_bias, self.hidden)
-            norms = (*layer.qk_norm, "")
-            for name, norm, width in zip(layer.qkv, norms, (queries, keys, keys), strict=True):
+            yield from affine(prefix + modules.attention_norm, norm_bias, self.hidden)
+            norms = (*modules.qk_norm, "")
+            for name, norm, width in zip(modules.qkv, norms, (queries, keys, keys), strict=True):
                 yield from affine(prefix + name, self.qkv_bias, width, self.hidden)
                 if self.qk_norm and norm:
                     yield from affine(prefix + norm, False, self.head_dim)
-            yield from affine(prefix + layer.out, self.out_bias, self.hidden, queries)
-            yield from affine(prefix + layer.mlp_norm, norm_bias, self.hidden)
-            for name in layer.up:
+            yield from affine(prefix + modules.out, self.out_bias, self.hidden, queries)
+            yield from affine(prefix + modules.mlp_norm, norm_bias, self.hidden)
+            for name in modules.up:
                 yield from affine(prefix + name, self.mlp_bias, self.inner, self.hidden)
-            yield from affine(prefix + layer.down, self.mlp_bias, self.hidden, self.inner)
+            yield from affine(prefix + modules.down, self.mlp_bias, self.hidden, self.inner)
         yield from affine(root + modules.norm, norm_bias, self.hidden)
         if not self.tied:
             yield f"{modules.head}.weight", (self.vocab, self.hidden)
@@ -119,13 +118,12 @@ def affine(module: str, bias: bool, *shape: int) -> Iterator[tuple[str, Shape]]:
         yield f"{module}.bias", shape[:1]
 
 
-def modules_of(model_type: str) -> tuple[Modules, LayerModules]:
-    """Names of the modules of a type that this engine runs, and of those of a layer."""
+def modules_of(model_type: str) -> Modules:
+    """Names of the modules of a type that this engine runs."""
     architecture = architecture_of({"model_type": model_type})
     modules = architecture.family.modules if architecture else None
     assert modules is not None
-    assert modules.layer is not None
-    return modules, modules.layer
+    return modules
 
 
 def runnable(fields: Mapping[str, Any], folder: Path, kind: Kind, does: str) -> Architecture:
@@ -134,14 +132,12 @@ def runnable(fields: Mapping[str, Any], folder: Path, kind: Kind, does: str) -> 
     Raises:
         ModelError: it is none of this kind that this engine runs; it `does` with those.
     """
-    architecture = architecture_of(fields)
-    types = torch_types(kind)
-    if architecture is None or architecture.type.name not in types:
+    name, types = fields.get("model_type"), torch_types(kind)
+    if not isinstance(name, str) or name not in types:
         raise ModelError(
-            f"{folder} is a model of type {fields.get('model_type')!r}; backend torch {does} "
-            f"with {', '.join(types)}"
+            f"{folder} is a model of type {name!r}; backend torch {does} with {', '.join(types)}"
         )
-    return architecture
+    return types[name]
 
 
 def read_fields(folder: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Encoder:
         needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         check_room(needed, place, f"the weights of {folder.name}")
         self._checkpoint = checkpoint = Checkpoint(folder, torch.float32, place)
-        self._modules, self._names = modules_of(config.family)
+        self._modules = modules_of(config.family)
         self._root = root = checkpoint.root(self._modules)
         self._shapes = dict(config.tensors(root, ()))
         self._device = place
@@ -102,8 +102,8 @@ class Encoder:
         return F.layer_norm(x, (self.config.hidden,), *norm, self.config.eps)
 
     def _layer(self, number: int) -> _Layer:
-        names = self._names
-        prefix = f"{self._root}{self._modules.layers}.{number}."
+        names = self._modules
+        prefix = f"{self._root}{names.layers}.{number}."
         self._shapes.update(self.config.tensors(self._root, (number,)))
         projections = [self._affine(f"{prefix}{name}") for name in names.qkv]
         [up] = names.up

@@ -40,7 +40,7 @@ class EncoderConfig:
         """Name and shape of each weight of a checkpoint whose modules stand below `root` (None:
         that of a whole model), of these layers (None: all).
         """
-        modules, layer = modules_of(self.family)
+        modules = modules_of(self.family)
         root = modules.roots[0] if root is None else root
         tables = (modules.tokens, modules.positions[0], modules.token_types)
         for table, rows in zip(tables, (self.vocab, self.positions, self.kinds), strict=True):
@@ -49,15 +49,15 @@ class EncoderConfig:
         prefixes = [f"{root}{modules.layers}.{number}." for number in numbers]
         yield from affine(root + modules.pooler, True, self.hidden, self.hidden)
         for prefix in prefixes:
-            for name in (*layer.qkv, layer.out):
+            for name in (*modules.qkv, modules.out):
                 yield from affine(prefix + name, True, self.hidden, self.hidden)
-            for name in layer.up:
+            for name in modules.up:
                 yield from affine(prefix + name, True, self.inner, self.hidden)
-            yield from affine(prefix + layer.down, True, self.hidden, self.inner)
+            yield from affine(prefix + modules.down, True, self.hidden, self.inner)
         yield from affine(root + modules.norm, True, self.hidden)
         for prefix in prefixes:
-            yield from affine(prefix + layer.attention_norm, True, self.hidden)
-            yield from affine(prefix + layer.mlp_norm, True, self.hidden)
+            yield from affine(prefix + modules.attention_norm, True, self.hidden)
+            yield from affine(prefix + modules.mlp_norm, True, self.hidden)
 
 
 def read_encoder(folder: Path) -> EncoderConfig:

@@ -173,7 +173,7 @@ class _Reader:
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
         self._checkpoint = checkpoint
         self._config = config
-        self._modules, self._names = modules_of(config.family)
+        self._modules = modules_of(config.family)
         self._root = checkpoint.root(self._modules)
         self._shapes = dict(config.tensors(self._root, ()))
         self.head = f"{self._modules.head}.weight"
@@ -190,8 +190,8 @@ class _Reader:
         return DecoderWeights(embed, positions, layers, self._affine(f"{root}{modules.norm}"), head)
 
     def _layer(self, number: int) -> Layer:
-        config, names = self._config, self._names
-        prefix = f"{self._root}{self._modules.layers}.{number}."
+        config, names = self._config, self._modules
+        prefix = f"{self._root}{names.layers}.{number}."
         self._shapes.update(config.tensors(self._root, (number,)))
         qk_norm = None
         if config.qk_norm:

@@ -202,7 +202,7 @@ def _write_weights(
     head += b" " * (-len(head) % 8)
     draw = np.random.default_rng(seed)
     scale = np.float32((2.0 / model.hidden) ** 0.5)
-    head_weight = f"{modules_of(model.family)[0].head}.weight"
+    head_weight = f"{modules_of(model.family).head}.weight"
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)))
         file.write(head)
