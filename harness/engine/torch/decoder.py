@@ -15,7 +15,7 @@ from .decoder_config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
 from .tiers import UnitShape
-from .weights import DecoderWeights, Layer, Norm
+from .weights import Affine, DecoderWeights, Layer
 
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _TILE = 512  # rows at once on a CPU: what lies between two products stays in a cache
@@ -151,7 +151,7 @@ class Decoder:
         """Of the decoding sequences, over the blocks that `kv` has."""
         return decode(queries, kv, to, self._scale)
 
-    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+    def _norm(self, x: Tensor, norm: Affine) -> Tensor:
         weight, bias = norm
         if bias is not None:
             return F.layer_norm(x, (x.shape[-1],), weight, bias, self.config.eps)

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ....predictors.families import Modules
 from ....workloads.parsing import parse_json
 from .torch_errors import ModelError
 
@@ -26,8 +27,10 @@ class Checkpoint:
         self._file_of = _files(folder)
         self._read: set[str] = set()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+    def root(self, modules: Modules) -> str:
+        """What stands before the names of all modules but the head's."""
+        roots = (r for r in modules.roots if f"{r}{modules.tokens}.weight" in self._file_of)
+        return next(roots, modules.roots[0])
 
     def get(self, name: str, shape: Sequence[int]) -> Tensor:
         """One tensor, on the device, in the dtype of the model.
