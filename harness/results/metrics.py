@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -262,7 +262,9 @@ def _turnaround(requests: Requests) -> Floats:
 
 
 def _ended(*outcomes: Outcome) -> Callable[[Requests], Mask]:
-    return lambda requests: np.isin(requests.records.outcome, outcomes)
+    return lambda requests: reduce(
+        np.logical_or, (requests.records.outcome == outcome for outcome in outcomes)
+    )
 
 
 def _cached(requests: Requests) -> Ints:

@@ -274,9 +274,9 @@ def simulated_figures(
     spec: CellSpec, workload: Workload, result: Result
 ) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
-    workload = _served(workload, result)
+    drawn, workload = workload, _served(workload, result)
     hardware, _ = _simulated_hardware(spec, workload, result)
-    requests = Requests.of(workload, result.records, judge(workload, result.records))
+    requests = Requests.of(workload, result.records, judge(workload, result.records), drawn)
     return _figures(spec, workload, requests, result, hardware)
 
 
