@@ -31,7 +31,7 @@ from ...workloads.parsing import finite
 from ..capacity.curve import student_t
 from .evaluate_configuration import ConfigurationEvaluator, RaceResult, drifting_after_s
 from .runs import Runs, Servers
-from .settings import CAPACITY, COST, OBJECTIVES, Aim, TuningObjective
+from .settings import CAPACITY, COST, Aim, TuningObjective, tuning_objectives
 from .space import Configuration
 from .study_results import TrialRow
 
@@ -274,7 +274,8 @@ def ablated(
         for name, value in row.configuration.items()
         if name in space.defaults and value != space.defaults[name]
     ]
-    objective = next((o for o in aim.objectives if o.column is not None), OBJECTIVES["attainment"])
+    attainment = tuning_objectives()["attainment"]
+    objective = next((o for o in aim.objectives if o.column is not None), attainment)
     rate_rps = aim.rate_rps
     if aim.searches_capacity and row.values is not None:
         rate_rps = row.values[aim.names.index(CAPACITY)]

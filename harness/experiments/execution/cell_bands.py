@@ -24,7 +24,7 @@ from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.records.judging import judge_times
 from ...core.records.request_records import Outcome, Result
-from ...results.metrics import counted_requests
+from ...results.rate_windows import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row
 from .cell_specs import CellSpec, configured

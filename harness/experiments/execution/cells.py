@@ -26,7 +26,7 @@ from ....workloads.request_bodies import check_simulated
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
-from ...core.records.judging import Judged, judge
+from ...core.records.judging import judge
 from ...core.records.request_records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced_instance import EngineTrace
@@ -45,8 +45,8 @@ from ...results.metrics import (
     Hardware,
     cell_metrics,
     parse_objective,
-    request_figures,
 )
+from ...results.request_figures import Requests
 from ...results.request_fold import RequestFold
 from ...results.run_folder import Row
 from .cell_bands import band_columns, sampled
@@ -231,9 +231,8 @@ def _summarised(
         **_instances(spec),
     )
     hardware = _unlike(_hardware_of(place.placement, spec.instances), result)
-    metrics = cell_metrics(fold.figures(result), result, hardware, warmup_s=spec.warmup_s)
     fitted = "fitted" if place.step_time.fitted else "unfitted"
-    row = _row(spec, metrics, fitted, fold.truncated)
+    row = _row(spec, fold.row(result, hardware), fitted)
     write_details(folder, spec.cell, {}, result.timeline, records="none")
     return row | band_columns(spec, fold.sample(), row)
 
@@ -271,9 +270,10 @@ def simulated_figures(
     spec: CellSpec, workload: Workload, result: Result
 ) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
-    workload = _served(workload, result)
+    drawn, workload = workload, _served(workload, result)
     hardware, _ = _simulated_hardware(spec, workload, result)
-    return _figures(spec, workload, result, hardware, judge(workload, result.records))
+    requests = Requests.of(workload, result.records, judge(workload, result.records), drawn)
+    return _figures(spec, workload, requests, result, hardware)
 
 
 def _simulated_hardware(
@@ -390,21 +390,17 @@ def kept_cell(
     """
     offered, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)
-    metrics = _figures(spec, workload, result, hardware, judged)
-    row = _row(spec, metrics, step_time, _truncated(offered, workload))
+    requests = Requests.of(workload, result.records, judged, offered)
+    metrics = _figures(spec, workload, requests, result, hardware)
+    row = _row(spec, metrics, step_time)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
-    requests = request_columns(workload, result.records, judged) | dict(columns or {})
-    write_details(folder, spec.cell, requests, result.timeline, records=records)
+    table = request_columns(workload, result.records, judged) | dict(columns or {})
+    write_details(folder, spec.cell, table, result.timeline, records=records)
     return row
 
 
-def _row(
-    spec: CellSpec,
-    metrics: Mapping[str, float | int | bool | None],
-    step_time: str,
-    truncated: int,
-) -> Row:
+def _row(spec: CellSpec, metrics: Mapping[str, float | int | bool | None], step_time: str) -> Row:
     """The row of a cell, its figures rounded."""
     row: Row = dict(spec.columns)
     for name, value in metrics.items():
@@ -412,8 +408,6 @@ def _row(
         row[name] = round(value, 9) if isinstance(value, float) else value
         if name == "valid":
             row["step_time"] = step_time
-        if name == "overlong":
-            row["overlong_truncated"] = truncated
     return row
 
 
@@ -422,23 +416,17 @@ def _served(workload: Workload, result: Result) -> Workload:
     return workload if result.served is None else result.served
 
 
-def _truncated(offered: Workload, served: Workload) -> int:
-    """Requests of which a part was cut off."""
-    shorter = served.prompt_tokens < offered.prompt_tokens
-    return int((shorter | (served.output_tokens < offered.output_tokens)).sum())
-
-
 def _figures(
-    spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
+    spec: CellSpec, workload: Workload, requests: Requests, result: Result, hardware: Hardware
 ) -> dict[str, float | int | bool | None]:
-    figures = request_figures(
+    return cell_metrics(
+        requests,
         workload,
         result,
-        judged=judged,
+        hardware,
         warmup_s=spec.warmup_s,
         objective=parse_objective(spec.objective),
     )
-    return cell_metrics(figures, result, hardware, warmup_s=spec.warmup_s)
 
 
 def _hardware_of(placement: Placement, instances: int) -> Hardware:

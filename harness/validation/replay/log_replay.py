@@ -29,8 +29,8 @@ from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ...results.engine_logs import EngineSettings, RealLog
-from ...results.metrics import summarise
 from ...results.request_blocks import HASH_IDS, RequestBlocks
+from ...results.request_figures import summarise
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -484,8 +484,7 @@ def latencies(
 
 def statistics(seconds: Floats) -> dict[str, float]:
     """Mean and quantiles of a metric, by name."""
-    summary = summarise(seconds)
-    return {name: getattr(summary, f"{name}_s") for name in STATISTICS[:-1]}
+    return {name: value for name, value in summarise(seconds).items() if name in STATISTICS}
 
 
 def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
