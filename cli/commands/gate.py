@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
 from ..options.from_schema import with_options
 from ..options.parameters import argument, flag, option
 from .compare import METRICS, SYSTEMS, Compared
@@ -125,8 +125,7 @@ def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
     from ...reports.compare.output import comparison_json, row_json
 
     def regression_json(regression: Regression) -> dict[str, Any]:
-        size = regression.size if math.isfinite(regression.size) else None
-        low = regression.low if math.isfinite(regression.low) else None
+        size, low = finite(regression.size), finite(regression.low)
         return {"regression": size, "regression_low": low, **row_json(regression.row)}
 
     return {

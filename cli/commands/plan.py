@@ -81,14 +81,9 @@ def plan(
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
     from ...harness.load_generator.machine import cores
-    from ...tuner.planning import (
-        PlanOptions,
-        TargetLoad,
-        default_prices,
-        plan_cheapest,
-        read_prices,
-    )
     from ...tuner.planning.fleet import plan_fleet, read_fleet
+    from ...tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
+    from ...tuner.planning.prices import default_prices, read_prices
     from ..interrupts import interruptible
     from ..options.experiment_options import experiment_of
     from ..output.plan_output import show_fleet, show_plans

@@ -30,17 +30,8 @@ EXAMPLES = (
 
 _TAKEN = (
     *("instances", "router", "length_predictor", "num_gpu_blocks", "block_size", "num_cpu_blocks"),
-    *(
-        "embedder",
-        "device_map",
-        "server.kv_transfer",
-        "server.kv_store",
-        "server.kvcached",
-        "server.args",
-    ),
-    "server.dtype",
-    "server.threads",
-    "server.startup_timeout_s",
+    *("embedder", "device_map", "server.kv_transfer", "server.kv_store", "server.kvcached"),
+    *("server.args", "server.dtype", "server.threads", "server.startup_timeout_s"),
 )
 _CHANGED = {
     "instances": {"help": "Number of servers behind one address. Default: 1."},
@@ -151,11 +142,9 @@ def serve(
     length_predictor, embedder = settings.get("length_predictor"), settings.get("embedder")
     mapped = settings.get("device_map")
     placed = None if mapped is None else read_device_map(mapped)
-    kv_store, threads = (
-        server_options.value("server.kv_store"),
-        server_options.value("server.threads"),
+    kv_store, threads, dtype = (
+        server_options.value(f"server.{name}") for name in ("kv_store", "threads", "dtype")
     )
-    dtype = server_options.value("server.dtype")
     blocks: dict[str, Any] = {
         name: settings.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
@@ -179,7 +168,7 @@ def serve(
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
-    only_torch.update({"--threads": threads, "--dtype": dtype})
+    only_torch |= {"--threads": threads, "--dtype": dtype}
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")

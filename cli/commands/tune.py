@@ -141,10 +141,8 @@ def tune_system(
     from ..output.tune_output import tuned
 
     if system_or_file is not None and system_or_file.endswith(".toml"):
-        experiment_options, system_or_file = (
-            replace(experiment_options, file=Path(system_or_file)),
-            None,
-        )
+        experiment_options = replace(experiment_options, file=Path(system_or_file))
+        system_or_file = None
     experiment, settings = experiment_and_tuning(
         experiment_options, tuning, system_or_file, options.resumed_in(study_options.out, resume)
     )

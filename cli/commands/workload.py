@@ -70,6 +70,8 @@ def show(
     import dataclasses
     import json
 
+    from rich.markup import escape
+
     from ...workloads.summary import summarise
     from ..output.console import terminal
 
@@ -94,9 +96,9 @@ def show(
         typer.echo(json.dumps(plain, indent=2))
         return
     console = terminal()
-    console.print(f"[bold]{_plain(loaded.name)}[/]  {_plain(loaded.origin)}")
+    console.print(f"[bold]{escape(loaded.name)}[/]  {escape(loaded.origin)}")
     for note in loaded.notes:
-        console.print(f"  {_plain(note)}")
+        console.print(f"  {escape(note)}")
     if not loaded.has_arrivals:
         load = "closed loop" if rate is None else f"{rate:g} requests/s"
         console.print(
@@ -177,12 +179,6 @@ def fetch(
             soft_wrap=True,
         )
     typer.echo(fetched.path)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _print_summary(console: Console, summary: WorkloadSummary, workload: Workload) -> None:

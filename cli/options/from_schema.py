@@ -66,22 +66,14 @@ class Given:
             SloBenchError: the setting may not be that word.
         """
         declaration = declared(ExperimentSchema)[path]
-        first = (
-            declaration.default[0]
-            if declaration.several and declaration.default
-            else declaration.default
-        )
-        setting_value = self.settings.get(path, first)
-        if (
-            declaration.choices
-            and setting_value is not None
-            and setting_value not in declaration.choices
-        ):
+        default = declaration.default
+        if declaration.several and default:
+            default = default[0]
+        value = self.settings.get(path, default)
+        if declaration.choices and value not in (None, *declaration.choices):
             words = " or ".join(map(repr, declaration.choices))
-            raise SloBenchError(
-                f"{declaration.option or path} must be {words} but is {setting_value!r}"
-            )
-        return setting_value
+            raise SloBenchError(f"{declaration.option or path} must be {words} but is {value!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -151,14 +143,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     sorted by panel.
     """
     signature = inspect.signature(command, eval_str=True)
-    offers: dict[str, Offer | type] = {}
+    readers: dict[str, Callable[[dict[str, Any]], Any]] = {}  # take the options of a group
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         if isinstance(parameter.default, Offer):
-            offers[name] = parameter.default
+            readers[name] = parameter.default.given
             shown += parameter.default.parameters()
-        elif is_dataclass(group := parameter.annotation) and isinstance(group, type):
-            offers[name] = group
+        elif is_dataclass(group := parameter.annotation):
+            readers[name] = functools.partial(_group_of, group)
             shown += parameters_of(group)
         else:
             shown.append(parameter)
@@ -166,14 +158,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def called(**typed: Any) -> None:
         import_numpy()
-        groups: dict[str, Any] = {}
-        for name, group in offers.items():
-            if isinstance(group, Offer):
-                groups[name] = group.given(typed)
-            else:
-                groups[name] = group(
-                    **{entry.name: typed.pop(entry.name) for entry in fields(group)}
-                )
+        groups = {name: read(typed) for name, read in readers.items()}
         command(**typed, **groups)
 
     shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
@@ -181,6 +166,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     called.__dict__["__signature__"] = signature.replace(parameters=shown)
     return called
+
+
+def _group_of(group: Any, typed: dict[str, Any]) -> Any:
+    return group(**{entry.name: typed.pop(entry.name) for entry in fields(group)})
 
 
 def _panel(parameter: inspect.Parameter) -> int:
@@ -204,13 +193,9 @@ def _parameter(declaration: Declared) -> inspect.Parameter:
         default = False
     elif kind is bool:
         names = [f"{declaration.option}/--no-{declaration.option[2:]}"]
-    complete = (
-        listed(setting.complete)
-        if setting.complete
-        else among(*declaration.choices)
-        if declaration.choices
-        else None
-    )
+    complete = among(*declaration.choices) if declaration.choices else None
+    if setting.complete:
+        complete = listed(setting.complete)
     option = typer.Option(
         default,
         *names,
