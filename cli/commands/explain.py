@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -20,26 +19,20 @@ EXAMPLES = (
 
 
 def explain(
-    run: Annotated[Path, argument("RUN", "Run folder.")],
-    request: Annotated[
-        str | None,
-        argument(
-            "[REQUEST]",
-            "Request number (`id` in the records), or slowest. Without: why the best system won.",
-        ),
-    ] = None,
-    cell: Annotated[
-        str | None,
-        option("C", "Cell name (`cell` in cells.csv). Required if the run has several.", *CELL),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        option(
-            "FILE.json[.gz]",
-            "Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+    run: Path = argument("RUN", "Run folder."),
+    request: str | None = argument(
+        "[REQUEST]",
+        "Request number (`id` in the records), or slowest. Without: why the best system won.",
+        default=None,
+    ),
+    cell: str | None = option(
+        "C", "Cell name (`cell` in cells.csv). Required if the run has several.", *CELL
+    ),
+    trace: Path | None = option(
+        "FILE.json[.gz]",
+        "Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
+    ),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Show where a request's time went: instances, queue, prefill, preempted, decode and others.
 

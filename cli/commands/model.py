@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -32,12 +31,12 @@ def model() -> None:
 
 @app.command(epilog=epilog(EXAMPLES))
 def make(
-    folder: Annotated[Path, argument("DIR", "Folder to write: new or empty.")],
-    like: Annotated[
-        str, option("NAME", f"Architecture: {_DECODERS} or {_ENCODERS}, an encoder.")
-    ] = "llama",
-    size: Annotated[str, option("N", "Number of parameters: 4m, 100m, 1.5b.")] = "4m",
-    seed: Annotated[int, option("N", "Seed of the weights.", min=0)] = 0,
+    folder: Path = argument("DIR", "Folder to write: new or empty."),
+    like: str = option(
+        "NAME", f"Architecture: {_DECODERS} or {_ENCODERS}, an encoder.", default="llama"
+    ),
+    size: str = option("N", "Number of parameters: 4m, 100m, 1.5b.", default="4m"),
+    seed: int = option("N", "Seed of the weights.", default=0, min=0),
 ) -> None:
     """Write a model with random weights, a tokenizer and a chat template, in float32.
 

@@ -100,17 +100,12 @@ def _links() -> list[Entry]:
 def _workloads() -> list[Entry]:
     from ...workloads.source import catalogue
 
+    columns = (
+        *("name", "title", "mean_prompt_tokens", "mean_output_tokens", "natural_rate_rps"),
+        *("licence", "origin"),
+    )
     return [
-        {
-            "name": entry.name,
-            "title": entry.title,
-            "mean_prompt_tokens": entry.mean_prompt_tokens,
-            "mean_output_tokens": entry.mean_output_tokens,
-            "natural_rate_rps": entry.natural_rate_rps,
-            "licence": entry.licence,
-            "origin": entry.origin,
-        }
-        for entry in catalogue().values()
+        {column: getattr(entry, column) for column in columns} for entry in catalogue().values()
     ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import install_command, is_installed
@@ -14,51 +15,33 @@ from .parameters import argument, option
 if TYPE_CHECKING:
     from ...workloads.labelled_prompts import LabelledPrompt, TokenCount
 
-Data = Annotated[
-    list[str],
-    argument(
-        "[MODEL=]DATA…",
-        "JSON, JSON lines, CSV, a log of the chat API (messages, usage) or of vLLM, plain or gzip, "
-        "with a "
-        "prompt (prompt; instruction and input; "
-        "question; conversations) and output_tokens or the answer; or a run folder of a "
-        "workload with texts. MODEL: name of the answering model, for rows without one; "
-        "default: the file's name.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    option(
-        "A,B",
-        "Columns or paths (request.prompt) that form the prompt. One that holds the answer is "
-        "refused.",
-    ),
-]
-Length = Annotated[
-    str | None,
-    option(
-        "COLUMN",
-        "Column or path of the answer's length in tokens, as usage.completion_tokens.",
-        "--length-column",
-    ),
-]
-Counted = Annotated[
-    str | None,
-    option(
-        "DIR",
-        "Folder of the answering model's tokenizer, to count the tokens of answers without "
-        "output_tokens. Default: four characters per token.",
-        "--label-tokenizer",
-    ),
-]
-BaseAt = Annotated[
-    str | None,
-    option(
-        "PATH|NAME", "Present path of the base model. Default: the path used in training.", "--base"
-    ),
-]
-Device = Annotated[str, option("D", "auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, option("N", "Number of CPU threads. Default: torch's.", min=1)]
+DATA = argument(
+    "[MODEL=]DATA…",
+    "JSON, JSON lines, CSV, a log of the chat API (messages, usage) or of vLLM, plain or gzip, "
+    "with a prompt (prompt; instruction and input; question; conversations) and output_tokens or "
+    "the answer; or a run folder of a workload with texts. MODEL: name of the answering model, "
+    "for rows without one; default: the file's name.",
+)
+COLUMNS = option(
+    "A,B",
+    "Columns or paths (request.prompt) that form the prompt. One that holds the answer is refused.",
+)
+LENGTH_COLUMN = option(
+    "COLUMN",
+    "Column or path of the answer's length in tokens, as usage.completion_tokens.",
+    "--length-column",
+)
+LABEL_TOKENIZER = option(
+    "DIR",
+    "Folder of the answering model's tokenizer, to count the tokens of answers without "
+    "output_tokens. Default: four characters per token.",
+    "--label-tokenizer",
+)
+BASE_AT = option(
+    "PATH|NAME", "Present path of the base model. Default: the path used in training.", "--base"
+)
+device = partial(option, "D", "auto, cpu, cuda or cuda:N.")
+THREADS = option("N", "Number of CPU threads. Default: torch's.", min=1)
 
 
 @dataclass(frozen=True)

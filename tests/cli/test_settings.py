@@ -13,12 +13,15 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+import typer
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import slo_bench.cli.commands
 from slo_bench import Experiment
 from slo_bench.cli.main import app
-from slo_bench.cli.options.from_schema import Offer
+from slo_bench.cli.options.from_schema import Offer, with_options
+from slo_bench.cli.options.parameters import flag, option, option_group
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.config.setting import SERVES_MORE, Axis, declared, setting
 from slo_bench.harness.experiments.execution.cell_specs import (
@@ -152,6 +155,27 @@ def test_offer_of_an_unknown_setting_is_an_assertion_error():
     for words in ({"only": ("tq",)}, {"without": ("tq",)}, {"changed": {"tq": {}}}):
         with pytest.raises(AssertionError, match="no settings"):
             Offer(**words).parameters()
+
+
+@option_group
+class Stated:
+    stage: str = option("S", "Stage.", "--stage", "-s", default="first")
+    quiet: bool = flag("Print nothing.", "--quiet")
+
+
+def test_option_group_has_the_defaults_of_its_options_and_becomes_options_of_a_command():
+    assert Stated(quiet=True) == Stated("first", True)
+    received = []
+
+    @with_options
+    def command(*, stage_options: Stated, count: int = option("N", "Count.", default=1)):
+        received.append((stage_options, count))
+
+    app = typer.Typer()
+    app.command()(command)
+    for words in ([], ["-s", "last", "--quiet", "--count", "2"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert received == [(Stated(), 1), (Stated("last", True), 2)]
 
 
 def test_specs_of_cells_have_the_settings_and_defaults_of_the_schema():

@@ -329,8 +329,7 @@ class ConfigurationEvaluator:
         """The figures at the rate, means over the seeds; True if they were not all run."""
         assert self.aim.rate_rps is not None
         options = self.options
-        kept: list[Mapping[str, float]] = []
-        runs_kept: list[Run] = []
+        kept: list[Run] = []
         stopped = False
         for place in range(options.seeds + _MORE_TRIES):
             if len(kept) == options.seeds:
@@ -338,8 +337,7 @@ class ConfigurationEvaluator:
             run = runs.level(self.aim.rate_rps, options.first_seed + place, options.requests)
             if not run.sample.valid:
                 continue  # the client may have been late by accident
-            kept.append(run.figures)
-            runs_kept.append(run)
+            kept.append(run)
             only = self.aim.single
             if only is not None and only.column is not None and len(kept) < options.seeds:
                 mean = _mean(kept, only.column)
@@ -352,7 +350,7 @@ class ConfigurationEvaluator:
             )
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         figures = {name: _mean(kept, column) for name, column in columns.items()}
-        after_s = drifting_after_s(runs_kept)
+        after_s = drifting_after_s(kept)
         if after_s is not None:
             figures[DRIFTING] = after_s
         return {**figures, "attainment": _mean(kept, "attainment")}, stopped
@@ -401,8 +399,8 @@ class _OvertakenError(Exception):
         self.raced = raced
 
 
-def _mean(kept: Sequence[Mapping[str, float]], column: str) -> float:
-    values = [figures[column] for figures in kept if column in figures]
+def _mean(kept: Sequence[Run], column: str) -> float:
+    values = [run.figures[column] for run in kept if column in run.figures]
     return sum(values) / len(values) if len(values) == len(kept) else math.nan
 
 

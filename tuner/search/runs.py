@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from ...harness.experiments.backends.measuring import Backend
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
@@ -149,10 +148,7 @@ class Servers:
             return Simulator()
         from ...harness.experiments.experiment import backend_of, salted
 
-        experiment_salted = salted(experiment, {PROMPT_SALT: self.prompt_salt})
-        return self._started(backend_of(experiment_salted), spec)
-
-    def _started(self, backend: Backend, spec: CellSpec) -> CellServer:
+        backend = backend_of(salted(experiment, {PROMPT_SALT: self.prompt_salt}))
         key = (backend.name, repr(backend), backend.configuration(spec))
         if self._running is not None and self._running[0] == key:
             return self._running[1]
