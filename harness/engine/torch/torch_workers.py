@@ -62,7 +62,7 @@ class Workers:
             for rank in range(1, size):
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
                 argv += [str(core) for core in self._cores[rank - 1 : rank]]
-                self.processes.append(start_module(f"{__package__}.worker", *argv))
+                self.processes.append(start_module(f"{__package__}.torch_worker", *argv))
             join(store_file, HERE, size, self._timeout_s, self._ended)
         except BaseException:
             for process in self.processes:
@@ -167,7 +167,7 @@ class ModelWorkers:
         return self.workers.processes
 
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call a method of `worker.TorchWorker` there.
+        """Call a method of `torch_worker.TorchWorker` there.
 
         Raises:
             WorkerError: it has ended, or does not answer.
