@@ -26,7 +26,7 @@ from .attention import Partial
 from .batch import Batch, Decodes, PrefillChunk
 from .cache import InUse, Packed
 from .decoder_config import DecoderConfig, Rope
-from .pipeline import Traffic, TransferTotals
+from .pipeline import Traffic
 from .tiers import UnitShape
 from .torch_errors import WorkerError
 from .weights import Layer, Linear
@@ -102,6 +102,11 @@ class Workers:
         """Ranks of all workers."""
         return range(1, self.count + 1)
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of all workers."""
+        return [process.pid for process in self.processes]
+
     def of(self, owner: int) -> ModelWorkers:
         """The same for one of several models of a run."""
         return ModelWorkers(self, owner)
@@ -161,11 +166,6 @@ class ModelWorkers:
         """Ranks of all workers."""
         return self.workers.ranks
 
-    @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        """All workers."""
-        return self.workers.processes
-
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         """Call a method of `torch_worker.TorchWorker` there.
 
@@ -186,7 +186,6 @@ class ModelWorkers:
 
 _MESSAGE_CLASSES = [
     Batch,
-    TransferTotals,
     PrefillChunk,
     DecoderConfig,
     Decodes,
