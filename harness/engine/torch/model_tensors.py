@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,11 +43,8 @@ class Checkpoint:
         file = self._file_of.get(name)
         if file is None:
             raise ModelError(f"{self._folder} has no weight {name!r}, which its config.json needs")
-        try:
-            with safe_open(file, framework="pt", device="cpu") as opened:
-                tensor: Tensor = opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} is damaged or cut short: {error}") from None
+        with _opened(file) as opened:
+            tensor: Tensor = opened.get_tensor(name)
         if list(tensor.shape) != list(shape):
             raise ModelError(
                 f"{file}: {name} has the shape {list(tensor.shape)}, but config.json asks for "
@@ -92,8 +91,14 @@ def _sharded(folder: Path, index: Path) -> dict[str, Path]:
 
 
 def _names(file: Path) -> list[str]:
+    with _opened(file) as opened:
+        return list(opened.keys())
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
-            return list(opened.keys())
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is damaged or cut short: {error}") from None

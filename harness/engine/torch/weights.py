@@ -68,11 +68,6 @@ class Linear:
         """The weight, as it is in a checkpoint."""
         return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The weight, and the bias if there is one."""
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
-
 
 def packed(weight: Tensor) -> Tensor:
     """The weight [out, in] of a checkpoint, in the order in which products are quickest.
@@ -134,7 +129,7 @@ class Layer:
         """Bytes of all its weights."""
         linears = (self.qkv, self.out, self.up, self.down)
         norms = (*self.norm, *self.mlp_norm, *(self.qk_norm or ()))
-        tensors = [tensor for linear in linears for tensor in linear.tensors]
+        tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
         return sum(t.nbytes for t in (*tensors, *norms) if t is not None)
 
 

@@ -121,10 +121,10 @@ class Attached(Deployment):
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
         """Send the workload to the servers, and write the client's tables for the cell."""
-        options = self.client.options(
-            model=self.model, cell=spec.cell, values_field=self.values_field
+        options = dataclasses.replace(
+            self.client.options(model=self.model, cell=spec.cell, values_field=self.values_field),
+            failed_before="".join(self.failures[-1:]),
         )
-        options = dataclasses.replace(options, failed_before="".join(self.failures[-1:]))
         if spec.length_predictor != "oracle":
             options = dataclasses.replace(
                 options,
