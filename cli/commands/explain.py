@@ -73,15 +73,15 @@ def explain(
         number = explaining.chosen_request(measured, request)
         decided = decisions_on(run, cell, number)
         explanation = explaining.explain_measured(measured, number, decided)
-        if trace is not None:
-            write_events(measured.events(), trace)
+        events = measured.events
     else:
         with counted("requests") as progress:
             watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
         doubt = explaining.differs_from_record(run, watched)
         explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
-        if trace is not None:
-            write_events(watched.events(), trace)
+        events = watched.events
+    if trace is not None:
+        write_events(events(), trace)
     if as_json:
         document = explaining.explanation_json(explanation) | {"doubt": doubt}
         typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))

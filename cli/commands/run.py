@@ -50,9 +50,9 @@ def run(
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
     from ...predictors.profiles.profile_format import read_profile
     from ..options.experiment_options import experiment_of
+    from ..output.console import print_result
     from ..output.run_output import (
         check_results,
-        levels_shown,
         run_shown,
         summarise,
         validated,
@@ -89,5 +89,7 @@ def run(
     if problem is not None:
         raise problem
     if levels and not as_json:
-        levels_shown(levels)
+        from ...reports.pages.validation import levels_text
+
+        print_result(levels_text(levels))
     check_results(result)

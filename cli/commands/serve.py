@@ -199,7 +199,7 @@ def serve(
         check_port(port)
     shared = shared_policy(system, server_launch.parameters, backend)
     if length_predictor is not None:
-        check_hears(server_launch, inside=shared is None, say=say)
+        check_hears(server_launch, inside=shared is None)
     if shared is not None:
         if served_name is not None or router is not None or instances > 1 or step_log is not None:
             raise SloBenchError(
@@ -224,7 +224,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         needs_no_gateway = length_predictor is None and not guarded
         alone = instances == 1 and not server_launch.gateway and needs_no_gateway
-        add_predictor = before(stack, length_predictor, server_launch.values_field, say)
+        add_predictor = before(stack, length_predictor, server_launch.values_field)
         servers = server_launch.start(
             stack, log, instances=instances, port=port if alone else None, say=say
         )
@@ -240,4 +240,4 @@ def serve(
         typer.echo(url)
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         look = stack.enter_context(serving_display([server.url for server in servers]))
-        wait_while_served(server_launch.stand_ins(servers), say, look)
+        wait_while_served(server_launch.stand_ins(servers), look)

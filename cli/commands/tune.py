@@ -99,13 +99,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def tune() -> None:
-    """Search for the parameters, instances, placement and server settings with the best
-    objective.
-    """
-
-
 @app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES), cls=short_help(SYSTEM_SHOWN))
 @with_options
 def tune_system(

@@ -107,7 +107,8 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """Validate a run folder that contains its servers' step logs."""
     from ...harness.validation.replay.replayed_decisions import compare_decisions
     from ...harness.validation.replay.run_replay import validate_run
-    from ..output.run_output import levels_shown
+    from ...reports.pages.validation import levels_text
+    from ..output.console import print_result
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")
@@ -122,4 +123,4 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
         rows = [row for level in levels for row in level.rows()]
         typer.echo(json.dumps(rows, allow_nan=False))
     else:
-        levels_shown(levels)
+        print_result(levels_text(levels))

@@ -13,7 +13,7 @@ from ...workloads.extras import install_command, is_installed
 from .parameters import argument, option
 
 if TYPE_CHECKING:
-    from ...workloads.labelled_prompts import LabelledPrompt, TokenCount
+    from ...workloads.labelled_prompts import LabelledPrompt
 
 DATA = argument(
     "[MODEL=]DATA…",
@@ -63,12 +63,14 @@ def read_data(
         SloBenchError: something cannot be read, or an input column holds the answer.
     """
     from ...harness.experiments.labelled_run import read_run
-    from ...workloads.labelled_prompts import APPROXIMATE, read_labelled_prompts, refuse_answers
+    from ...workloads import labelled_prompts as labelled
 
     named = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]
     if named is not None:
-        refuse_answers(named)
-    tokens = APPROXIMATE if tokenizer is None else _tokenizer(tokenizer)
+        labelled.refuse_answers(named)
+    tokens = labelled.APPROXIMATE
+    if tokenizer is not None:
+        tokens = labelled.tokenizer_count(Path(tokenizer))
     datasets = []
     for text in texts:
         model, equals, path = text.partition("=")
@@ -80,7 +82,7 @@ def read_data(
             datasets.append(read_run(Path(path), model=model or None))
         else:
             datasets.append(
-                read_labelled_prompts(
+                labelled.read_labelled_prompts(
                     Path(path), model=model or None, columns=named, tokens=tokens, length=length
                 )
             )
@@ -136,12 +138,6 @@ def check_units(labels: str, dataset: ReadData) -> None:
             f"the predictor's lengths are {labels}, those of the data are {dataset.labels}; they "
             f"cannot be compared: {remedy}"
         )
-
-
-def _tokenizer(folder: str) -> TokenCount:
-    from ...workloads.labelled_prompts import tokenizer_count
-
-    return tokenizer_count(Path(folder))
 
 
 def need_base(base: str | None, folder: Path) -> None:

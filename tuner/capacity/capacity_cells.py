@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...harness.core.records.judging import judge
-from ...harness.experiments.backends.measuring import CellMeasurement, Deployment
+from ...harness.experiments.backends.measuring import CellMeasurement, Deployment, measured_row
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
@@ -79,8 +79,6 @@ class RealServer:
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
-        from ...harness.experiments.backends.measuring import measured_row
-
         return measured_row(
             self.deployment, spec, workload, measured, self.folder, records=self.records
         )

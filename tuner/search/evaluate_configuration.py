@@ -21,7 +21,7 @@ import numpy as np
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.experiment import Experiment, backend_of
 from ...harness.results.stationarity import backlog_growth, grows, stationary
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -216,8 +216,6 @@ class ConfigurationEvaluator:
             applied = self.space.applied(self.experiment, configuration)
             spec = cell_of(applied, key_of(configuration))
             if not self.simulated:
-                from ...harness.experiments.experiment import backend_of
-
                 backend_of(applied).check(spec)
         except SloBenchError as error:
             raise InfeasibleError(str(error)) from error

@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.experiment import Experiment, backend_of, salted
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import PROMPT_SALT, Row
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -121,7 +121,6 @@ class Servers:
     """
 
     folder: Path
-    starts: int = 0
     prompt_salt: str = field(default_factory=lambda: secrets.token_hex(8))
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _running: tuple[Hashable, CellServer] | None = None
@@ -146,15 +145,12 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        from ...harness.experiments.experiment import backend_of, salted
-
         backend = backend_of(salted(experiment, {PROMPT_SALT: self.prompt_salt}))
         key = (backend.name, repr(backend), backend.configuration(spec))
         if self._running is not None and self._running[0] == key:
             return self._running[1]
         self.stop()
         folder = self.folder / spec.cell
-        self.starts += 1
         deployment = self._stack.enter_context(backend.started(spec, folder))
         server = RealServer(deployment, folder, "none")
         self._running = (key, server)

@@ -68,11 +68,6 @@ class StudyResults:
     running: int = 0  # trials that other processes are at work on
 
     @property
-    def default(self) -> TrialRow | None:
-        """The trial of the default configuration, if it is a point of the space."""
-        return next((row for row in self.trials if row.default), None)
-
-    @property
     def requests(self) -> int:
         """Total requests of all trials."""
         return sum(row.requests for row in self.trials)
