@@ -20,6 +20,7 @@ from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
 from ....predictors.specs import gpu, model
 from ....workloads.arrays import Ints
+from ....workloads.base import DrawnSource
 from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
@@ -99,7 +100,10 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
-    blocks = source(spec.workload).blocks(
+    origin = source(spec.workload)
+    if not isinstance(origin, DrawnSource):
+        return None
+    blocks = origin.blocks(
         rate_rps=spec.rate_rps,
         replay_speed=spec.replay_speed,
         requests=spec.requests,
