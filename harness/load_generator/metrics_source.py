@@ -32,11 +32,7 @@ class MetricsSource:
     """
 
     def __init__(
-        self,
-        url: str,
-        only: Mapping[str, str],
-        headers: bytes = b"",
-        limit_s: float = 10.0,
+        self, url: str, only: Mapping[str, str], headers: bytes = b"", limit_s: float = 10.0
     ) -> None:
         self._limit_s = limit_s
         self._endpoint = Endpoint.parse(url.rstrip("/").removesuffix("/metrics"))
@@ -89,13 +85,9 @@ class MetricsSource:
                         (labels["__name__"], labels, float(value))
                     )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SloBenchError(
-                f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
-            ) from None
-        shots = [
-            snapshot(samples_by_time[time_s], time_s, self._only)
-            for time_s in sorted(samples_by_time)
-        ]
+            problem = f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
+            raise SloBenchError(problem) from None
+        shots = [snapshot(samples_by_time[t], t, self._only) for t in sorted(samples_by_time)]
         snapshots = [shot for shot in shots if shot is not None]
         if not snapshots:
             raise self._none()
@@ -107,14 +99,13 @@ class MetricsSource:
 
     def _get(self, path: str, *, needed: bool = True) -> str | None:
         """The text at a path; None where there is none and it is not `needed`."""
+        where = f"{self._endpoint.url}{path.partition('?')[0]}"
         try:
             status, body = get(
                 self._endpoint, path, self._headers, limit_s=self._limit_s, most_bytes=_MOST_BYTES
             )
         except NoAnswerError as error:
-            raise SloBenchError(
-                f"{self._endpoint.url}{path.partition('?')[0]} does not answer: {error}"
-            ) from None
+            raise SloBenchError(f"{where} does not answer: {error}") from None
         if status in (401, 403):
             raise SloBenchError(
                 f"{self._endpoint.url} answers with status {status}: it needs an API key; "
@@ -123,9 +114,7 @@ class MetricsSource:
         if status != 200:
             if not needed:
                 return None
-            raise SloBenchError(
-                f"{self._endpoint.url}{path.partition('?')[0]} answers with status {status}"
-            )
+            raise SloBenchError(f"{where} answers with status {status}")
         return body.decode("utf-8", "replace")
 
     def _prometheus(self, path: str, *, needed: bool = True) -> Any:

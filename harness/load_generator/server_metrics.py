@@ -60,6 +60,14 @@ def labels_of(text: str) -> dict[str, str]:
     return dict(_LABEL.findall(text))
 
 
+def kv_size(labels: Mapping[str, str]) -> tuple[int, int] | None:
+    """Tokens of the KV cache and of a block by vLLM's `cache_config_info`; None: unknown."""
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isdecimal() and size.isdecimal()):
+        return None
+    return int(blocks) * int(size), int(size)
+
+
 def totals(text: str) -> dict[str, float]:
     """The samples by name, those with several labels added up."""
     sums: dict[str, float] = {}
@@ -127,7 +135,8 @@ def snapshot(
         if all(labels.get(label) == required for label, required in only.items())
         and labels.get("tp_rank", "0") == labels.get("pp_rank", "0") == "0"  # each says the same
     ]
-    used = [labels for name, labels, _ in chosen if _bare(name) in GAUGES["running"]]
+    running = [(name, labels) for name, labels, _ in chosen if _bare(name) in GAUGES["running"]]
+    used = [labels for _, labels in running]
     if not used:
         return None
     for label in ("instance", "job", "model_name"):
@@ -150,9 +159,7 @@ def snapshot(
         elif bare in KV_USAGE:
             shares.setdefault(bare, []).append(value)
         elif bare == "cache_config_info":
-            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-            if blocks.isdecimal() and size.isdecimal():
-                kv_tokens, block_size = int(blocks) * int(size), int(size)
+            kv_tokens, block_size = kv_size(labels) or (kv_tokens, block_size)
         else:
             sums[bare] = sums.get(bare, 0.0) + value
     if not kv_tokens and math.isfinite(sums.get("max_total_num_tokens", math.nan)):
@@ -174,10 +181,9 @@ def snapshot(
                     tuple(sorted(buckets.get(metric, {}).items())),
                 )
     usage = next((shares[metric] for metric in KV_USAGE if metric in shares), None)
-    engine = next(name.partition(":")[0] for name, _, _ in chosen if _bare(name) in _RUNNING)
     return MetricsSnapshot(
         time_s=time_s,
-        engine=engine,
+        engine=running[0][0].partition(":")[0],
         model=next((labels["model_name"] for labels in used if "model_name" in labels), ""),
         figures=figures,
         histograms=histograms,
@@ -185,9 +191,6 @@ def snapshot(
         kv_tokens=kv_tokens,
         block_size=block_size,
     )
-
-
-_RUNNING = GAUGES["running"]
 
 
 def _bare(name: str) -> str:

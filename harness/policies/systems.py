@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -66,20 +66,25 @@ class System:
         """How it runs on several real servers; None: as any system behind a router, or not."""
         return None if self.cluster is None else self.cluster.on_servers(self.policy)
 
+    @property
+    def _deciding(self) -> Sequence[Parameters]:
+        """What has parameters; of two with one of the same name the last counts."""
+        if self.sharing is not None:
+            return (self.sharing,)
+        return (self.policy,) if self.cluster is None else (self.policy, self.cluster)
+
     def parameters(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
-        if self.sharing is not None:
-            return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
-        values = {name: getattr(self.policy, name) for name in self.policy.bounds()}
-        if self.cluster is not None:
-            values |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
-        return values
+        return {name: getattr(part, name) for part in self._deciding for name in part.bounds()}
 
     def bounds(self) -> dict[str, Bounds]:
         """Name to bounds of everything that can be set."""
-        if self.sharing is not None:
-            return self.sharing.bounds()
-        return self.policy.bounds() | (self.cluster.bounds() if self.cluster is not None else {})
+        return {name: limit for part in self._deciding for name, limit in part.bounds().items()}
+
+    def known(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `values` that are parameters of the system."""
+        names = self.parameters()
+        return {name: value for name, value in values.items() if name in names}
 
     @property
     def drop_rule(self) -> str:
@@ -132,17 +137,9 @@ class _Stock:
     def system(self, name: str) -> System:
         if self.sharing:
             return _shared(name, _member(self.policy), self.source)
-        cluster = _member(self.cluster) if self.cluster else None
-        policy = _member(self.policy)
-        return System(
-            name,
-            policy,
-            self.router,
-            self.prefix_cache,
-            self.source,
-            cluster,
-            residuals_engine=self.residuals_engine,
-        )
+        parts = {"policy": _member(self.policy)}
+        parts["cluster"] = _member(self.cluster) if self.cluster else None
+        return System(**{**vars(self), **parts, "sharing": None}, name=name)
 
 
 def _member(where: str) -> Any:
@@ -169,6 +166,22 @@ class _Registry(Mapping[str, System]):
 
     def __len__(self) -> int:
         return len(_STOCK)
+
+
+def _vllm(cluster: str, source: str, **options: Any) -> _Stock:
+    """A policy across instances that schedule as vLLM does."""
+    return _Stock("vllm:Vllm", source, prefix_cache=True, cluster=cluster, **options)
+
+
+def _layerwise(cluster: str, source: str, **options: Any) -> _Stock:
+    """A policy across instances of vLLM that load and store KV layer by layer."""
+    policy = "vllm_layerwise:LayerwiseVllm"
+    return _Stock(policy, source, prefix_cache=True, cluster=cluster, **options)
+
+
+def _collocated(policy: str, place: str) -> _Stock:
+    """A policy for a language model and an embedder on one GPU, and its place in the paper."""
+    return _Stock(f"collocation.{policy}", f"LLM-embedding collocation, {place}")
 
 
 _STOCK = {
@@ -203,33 +216,15 @@ _STOCK = {
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
-    "collocation": _Stock(
-        "collocation.collocation_policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
-    ),
-    "collocation-lru": _Stock(
-        "collocation.ablations:CollocationLru", "LLM-embedding collocation, §3.4"
-    ),
-    "collocation-open": _Stock(
-        "collocation.ablations:CollocationOpen", "LLM-embedding collocation, §5.4"
-    ),
-    "static-split": _Stock(
-        "collocation.collocation_baselines:StaticSplit", "LLM-embedding collocation, §3.3"
-    ),
-    "collocated-fcfs": _Stock(
-        "collocation.collocation_baselines:CollocatedFcfs", "LLM-embedding collocation, §3.4"
-    ),
-    "merged-batches": _Stock(
-        "collocation.collocation_baselines:MergedBatches", "LLM-embedding collocation, §5.4"
-    ),
-    "static-split-drop": _Stock(
-        "collocation.collocation_baselines:StaticSplitDrop", "LLM-embedding collocation, §3.3"
-    ),
-    "collocated-fcfs-drop": _Stock(
-        "collocation.collocation_baselines:CollocatedFcfsDrop", "LLM-embedding collocation, §3.4"
-    ),
-    "merged-batches-drop": _Stock(
-        "collocation.collocation_baselines:MergedBatchesDrop", "LLM-embedding collocation, §5.4"
-    ),
+    "collocation": _collocated("collocation_policy:Collocation", "Algorithms 1 to 3"),
+    "collocation-lru": _collocated("ablations:CollocationLru", "§3.4"),
+    "collocation-open": _collocated("ablations:CollocationOpen", "§5.4"),
+    "static-split": _collocated("collocation_baselines:StaticSplit", "§3.3"),
+    "collocated-fcfs": _collocated("collocation_baselines:CollocatedFcfs", "§3.4"),
+    "merged-batches": _collocated("collocation_baselines:MergedBatches", "§5.4"),
+    "static-split-drop": _collocated("collocation_baselines:StaticSplitDrop", "§3.3"),
+    "collocated-fcfs-drop": _collocated("collocation_baselines:CollocatedFcfsDrop", "§3.4"),
+    "merged-batches-drop": _collocated("collocation_baselines:MergedBatchesDrop", "§5.4"),
     "ascendra": _Stock(
         "ascendra.low_priority:AscendraLp",
         "Ascendra, §4 to §6",
@@ -239,62 +234,26 @@ _STOCK = {
     "prism-queue": _Stock(
         "prism.prism_local:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
     ),
-    "autoscaled": _Stock(
-        "vllm:Vllm",
-        "Kubernetes' horizontal pod autoscaler",
-        prefix_cache=True,
-        cluster="autoscaled:Autoscaled",
-    ),
-    "mixed-gpus": _Stock(
-        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="mixed_gpus:MixedGpus"
-    ),
-    "multi-site": _Stock(
-        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="multi_site:MultiSite"
-    ),
+    "autoscaled": _vllm("autoscaled:Autoscaled", "Kubernetes' horizontal pod autoscaler"),
+    "mixed-gpus": _vllm("mixed_gpus:MixedGpus", "slo-bench"),
+    "multi-site": _vllm("multi_site:MultiSite", "slo-bench"),
     "prism": _Stock(
         "prism.prism_controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True
     ),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
     "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),
-    "distserve": _Stock(
-        "vllm:Vllm",
-        "Zhong et al., OSDI 2024",
-        router="least-loaded",
-        prefix_cache=True,
-        cluster="distserve:DistServe",
-    ),
-    "splitwise": _Stock(
-        "vllm:Vllm", "Patel et al., ISCA 2024", prefix_cache=True, cluster="splitwise:Splitwise"
-    ),
-    "mooncake": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "Qin et al., FAST 2025",
-        prefix_cache=True,
-        cluster="mooncake:Mooncake",
-    ),
-    "memserve": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "Hu et al., 2024",
-        prefix_cache=True,
-        cluster="memserve:MemServe",
-    ),
-    "llumnix": _Stock(
-        "vllm:Vllm", "Sun et al., OSDI 2024", prefix_cache=True, cluster="llumnix:Llumnix"
-    ),
-    "banaserve": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
+    "distserve": _vllm("distserve:DistServe", "Zhong et al., OSDI 2024", router="least-loaded"),
+    "splitwise": _vllm("splitwise:Splitwise", "Patel et al., ISCA 2024"),
+    "mooncake": _layerwise("mooncake:Mooncake", "Qin et al., FAST 2025"),
+    "memserve": _layerwise("memserve:MemServe", "Hu et al., 2024"),
+    "llumnix": _vllm("llumnix:Llumnix", "Sun et al., OSDI 2024"),
+    "banaserve": _layerwise(
+        "banaserve.banaserve_controller:BanaServe",
         "BanaServe, Algorithms 4-1 and 4-2",
         router="load-aware",
-        prefix_cache=True,
-        cluster="banaserve.banaserve_controller:BanaServe",
     ),
-    "banaserve-forecast": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "BanaServe, outlook",
-        prefix_cache=True,
-        cluster="banaserve.forecast:BanaServeForecast",
-    ),
+    "banaserve-forecast": _layerwise("banaserve.forecast:BanaServeForecast", "BanaServe, outlook"),
 }
 SYSTEMS: Mapping[str, System] = _Registry()
 

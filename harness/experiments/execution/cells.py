@@ -19,6 +19,7 @@ from ....predictors.placement import Placement
 from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
 from ....workloads.arrays import Ints
+from ....workloads.base import DrawnSource
 from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
@@ -98,7 +99,10 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
-    blocks = source(spec.workload).blocks(**_load(spec))
+    origin = source(spec.workload)
+    if not isinstance(origin, DrawnSource):
+        return None
+    blocks = origin.blocks(**_load(spec))
     if blocks is None or spec.max_output_tokens is None:
         return blocks
     draw = blocks.draw
