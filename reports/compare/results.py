@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -394,20 +394,12 @@ def read_requests(
     """
     path = detail_file(folder / "requests", cell)
     frame = read_table(path, _COLUMNS, ("sent_s",), words=("outcome",))
-
-    def column(name: str) -> NDArray[np.float64]:
-        return frame[name].to_numpy()
-
+    names = {field.name for field in fields(RequestResults)}
+    numbers: dict[str, Any] = {name: frame[name].to_numpy() for name in frame if name in names}
     return RequestResults(
-        arrival_s=column("arrival_s"),
-        first_token_s=column("first_token_s"),
-        finish_s=column("finish_s"),
-        output_tokens=column("output_tokens"),
-        prompt_tokens=column("prompt_tokens"),
-        expected_output_tokens=column("expected_output_tokens"),
+        **numbers,
         finished=(frame["outcome"] == "finished").to_numpy(dtype=np.bool_, na_value=False),
-        bounds_s={short: column(name) for short, name in SLO_COLUMNS.items()},
-        sent_s=column("sent_s") if "sent_s" in frame else None,
+        bounds_s={short: frame[name].to_numpy() for short, name in SLO_COLUMNS.items()},
         warmup_s=warmup_s,
         offered=offered,
     )

@@ -7,10 +7,13 @@ indices into the page's list of series, so that colours agree over all figures.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 Format = Literal["rate", "percent", "seconds", "duration", "number", "dollars"]
 """`seconds` is for latencies (ms, s), `duration` for how long something went on (s, min, h)."""
@@ -38,18 +41,23 @@ class Figure:
     """One figure. `hover` says what a pointer finds: the nearest x, or the nearest point."""
 
     id: str
-    kind: Literal["lines", "bars", "spread"]
     title: str
     note: str
     x: Axis
     y: Axis
     views: dict[str, View]
+    kind: Literal["lines", "bars", "spread"] = "lines"
     picker: Literal["none", "rate", "local"] = "none"
     options: list[list[str]] = field(default_factory=list)  # [view, label] of a local picker
     hover: Literal["x", "interpolate", "point"] = "x"
     markers: bool = True
     categories: list[str] = field(default_factory=list)
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
+
+
+def curve(place: int, x: ArrayLike, y: ArrayLike, **more: Any) -> View:
+    """The points of the series at `place`; `more` of them: `lo` and `hi`, `labels`, `hollow`."""
+    return {"s": place, "x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), **more}
 
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
@@ -87,3 +95,17 @@ def seconds_text(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{rate_text(seconds * 1000)} ms"
     return f"{rate_text(seconds)} s"
+
+
+TEXTS: Mapping[Format, Callable[[float], str]] = {
+    "rate": rate_text,
+    "percent": percent_text,
+    "seconds": seconds_text,
+    "number": "{:g}".format,
+}
+
+
+def format_of(metric: str, *, more_is_better: bool) -> Format:
+    """How values of a metric or an objective are shown."""
+    named: dict[str, Format] = {"attainment": "percent", "cost": "number"}
+    return named.get(metric, "rate" if more_is_better else "seconds")

@@ -17,7 +17,7 @@ from ...harness.results.read_run import RunResults
 from ...tuner.capacity.capacity_checkpoint import read_capacity
 from ...tuner.capacity.search_options import SearchOutcome
 from ..figures.facets import SETUP, facet_noun, facets_of
-from ..figures.figure import ONLY, Axis, Figure, View, percent_text, rate_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, rate_text, seconds_text
 from .answer import strong
 from .table import Cell, Table, one_group
 
@@ -182,15 +182,9 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         place = _place(row, cells)
         levels = [level for level in row["levels"] if level["attainment"] is not None]
         if place is not None:
-            curves.append(
-                {
-                    "s": list(names).index(place[1]),
-                    "x": [level["rate_rps"] for level in levels],
-                    "y": [level["attainment"] for level in levels],
-                    "lo": [level["attainment_low"] for level in levels],
-                    "hi": [level["attainment_high"] for level in levels],
-                }
-            )
+            columns = ("rate_rps", "attainment", "attainment_low", "attainment_high")
+            x, y, low, high = ([level[name] for level in levels] for name in columns)
+            curves.append(curve(list(names).index(place[1]), x, y, lo=low, hi=high))
     if not curves:
         return None
     targets = sorted({row["target"] for row in rows})
@@ -203,7 +197,6 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         ]
     return Figure(
         id="capacity",
-        kind="lines",
         title="Capacity",
         note="Share of requests in SLO in the long run: all runs of a rate together, without their "
         "start and end. Band: 95 % interval, requests of a run taken as correlated.",

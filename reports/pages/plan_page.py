@@ -15,7 +15,7 @@ from ...tuner.planning.fleet import totals
 from ...tuner.planning.offers import spread_text
 from ...tuner.planning.prices import default_prices
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View, percent_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, seconds_text
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -334,25 +334,19 @@ def _figure(rows: Sequence[Row], best: Sequence[bool], name: str) -> Figure | No
             if is_best is on_front and row.get(name) is not None
         ]
         if chosen:
-            curves.append(
-                {
-                    "s": place,
-                    "x": [row["usd_per_hour"] for row in chosen],
-                    "y": [row[name] for row in chosen],
-                    "labels": [", ".join(plan_parts(row)[:2]) for row in chosen],
-                }
-            )
+            labels = [", ".join(plan_parts(row)[:2]) for row in chosen]
+            x, y = ([row[key] for row in chosen] for key in ("usd_per_hour", name))
+            curves.append(curve(place, x, y, labels=labels))
     if not curves:
         return None
     better = "higher" if name in _MORE_IS_BETTER else "lower"
     return Figure(
         id=f"price-{name}",
-        kind="lines",
         title=f"Price and {_AXES[name].label}",
         note=f"Left and {better} is better. The front is that of price and all four figures.",
         x=Axis("USD per hour", "number"),
         y=_AXES[name],
-        views={ONLY: {"series": curves, "lines": [], "scatter": True}},
+        views={ONLY: {"series": curves, "scatter": True}},
         hover="point",
     )
 

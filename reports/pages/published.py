@@ -204,18 +204,15 @@ def finding(
     if row.column is None:
         return Finding("not run")
     others: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
+    differing: tuple[str, ...] = ()
     try:
         chosen = [_choose({**row.where, **pins}, cells, settings, knee) for pins in others]
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
-        try:
-            by_seed = [_by_seed(row, choice.cells) for choice in chosen]
-            text, verdict = _judge(row, by_seed)
-        except _CannotTellError as error:
-            if differing:
-                return Finding("another set-up", remarks=differing)
-            return Finding(error.verdict, remarks=(str(error),))
+        text, verdict = _judge(row, [_by_seed(row, choice.cells) for choice in chosen])
     except _CannotTellError as error:
+        if differing:
+            return Finding("another set-up", remarks=differing)
         return Finding(error.verdict, remarks=(str(error),))
     remarks = (*differing, *best, *_not_stationary(row, chosen))
     return Finding("another set-up" if differing else verdict, text, remarks)

@@ -14,7 +14,7 @@ from ...tuner.search.settings import OBJECTIVES, TuningObjective
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.drawing import page_data
-from ..figures.figure import percent_text, rate_text, seconds_text
+from ..figures.figure import TEXTS, format_of, percent_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
 from .document import PlotlyJs, page, write_page
@@ -82,11 +82,7 @@ def value_text(name: str, value: float | None) -> str:
     """An objective's value as text."""
     if value is None:
         return "–"
-    if name == "attainment":
-        return percent_text(value)
-    if name == "cost":
-        return f"{value:g}"
-    return rate_text(value) if OBJECTIVES[name].maximise else seconds_text(value)
+    return TEXTS[format_of(name, more_is_better=OBJECTIVES[name].maximise)](value)
 
 
 def parameter_text(value: object) -> str:
