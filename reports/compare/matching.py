@@ -101,21 +101,16 @@ def match(
         levels.append(MatchedRuns(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
     if alone := len(groups_a) + len(groups_b) - 2 * len(common):
         notes.append(f"{alone} levels have no counterpart on the other side and are left out.")
+    conditions = {name: RATES if name == "rate" else name for name in differs}
+    settled = {*condition_names()} - {*allowed}
     unlike = {
-        RATES if name == "rate" else name: pair
-        for name, pair in differs.items()
-        if (RATES if name == "rate" else name) in condition_names()
+        conditions[name]: pair for name, pair in differs.items() if conditions[name] in settled
     }
-    unlike = {name: pair for name, pair in unlike.items() if name not in allowed}
     lost = _grouped(b, [cell for cell in cells_b if cell.invalid_because], shared)
     missing = [cell for key in groups_a if key not in groups_b for cell in lost.get(key, ())]
     return Matched(
         levels=levels,
-        differs={
-            name: pair
-            for name, pair in differs.items()
-            if (RATES if name == "rate" else name) not in unlike
-        },
+        differs={name: pair for name, pair in differs.items() if conditions[name] not in unlike},
         unlike=unlike,
         obstacles=tuple(_obstacles(a, b, missing)),
         notes=tuple(notes),

@@ -116,15 +116,9 @@ def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
             part = part.where(cells["system"] == owner, "")
         shown = ~_blank(cells[column]) & (part != "")
         series += (" · " + part).where(shown & (series != ""), part).where(shown, "")
-    if "run" in cells.columns and _shared_between_runs(cells, facet, series):
+    if "run" in cells.columns and (cells["run"].groupby([facet, series]).nunique() > 1).any():
         series = series + " · " + cells["run"]
     return cells.assign(facet=facet, series=series)
-
-
-def _shared_between_runs(
-    cells: pd.DataFrame, facet: pd.Series[str], series: pd.Series[str]
-) -> bool:
-    return bool((cells["run"].groupby([facet, series]).nunique() > 1).any())
 
 
 def _blank(values: pd.Series) -> pd.Series[bool]:

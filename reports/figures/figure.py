@@ -7,7 +7,7 @@ indices into the page's list of series, so that colours agree over all figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,7 +55,10 @@ class Figure:
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
 
 
-def curve(place: int, x: ArrayLike, y: ArrayLike, **more: Any) -> View:
+Values = ArrayLike | Sequence[float | None]
+
+
+def curve(place: int, x: Values, y: Values, **more: Any) -> View:
     """The points of the series at `place`; `more` of them: `lo` and `hi`, `labels`, `hollow`."""
     return {"s": place, "x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), **more}
 

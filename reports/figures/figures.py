@@ -322,8 +322,8 @@ def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool
             cost, low, high = costs[-1]
             series.append({"s": place, "parts": [cost], "lo": low, "hi": high})
         elif priced:
-            each, low, high = map(list, zip(*costs, strict=True))
-            series.append(curve(place, [d.rate_rps for d in priced], each, lo=low, hi=high))
+            each, lows, highs = map(list, zip(*costs, strict=True))
+            series.append(curve(place, [d.rate_rps for d in priced], each, lo=lows, hi=highs))
     if not series:
         return None
     marks = ("Bar", "line") if compared else ("Line", "band")

@@ -42,15 +42,15 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
 
 
 def _cells(row: Row, name: str) -> list[str | Cell]:
-    has_capacity = bool(row["capacity_rps"])
+    width = "–"
+    if row["capacity_rps"]:
+        width = f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
     return [
         name,
         f"≥ {row['target']:g}",
         Cell(capacity_text(row), style="bold"),
         interval_text(row),
-        f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
-        if has_capacity
-        else "–",
+        width,
         band_text(row),
     ]
 
@@ -210,11 +210,9 @@ def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
     """The facet and the series of a search: what the page calls its cells."""
     in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
     search_cells = cells[in_search & (cells["folder"] == row["folder"])]
-    return (
-        (str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0]))
-        if len(search_cells)
-        else None
-    )
+    if search_cells.empty:
+        return None
+    return str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0])
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:

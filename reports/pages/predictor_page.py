@@ -249,7 +249,7 @@ def _stream_notes(came: StreamEvaluation) -> list[str]:
 
 def drift_figure(came: StreamEvaluation) -> Figure:
     """Shares in the named bucket, window after window."""
-    shares = [
+    shares: list[Sequence[float | None]] = [
         [window.as_trained for window in came.windows],
         [window.corrected for window in came.windows],
         [window.baseline for window in came.windows],
