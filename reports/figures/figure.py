@@ -59,7 +59,7 @@ Values = ArrayLike | Sequence[float | None]
 
 
 def curve(place: int, x: Values, y: Values, **more: Any) -> View:
-    """The points of the series at `place`; `more` of them: `lo` and `hi`, `labels`, `hollow`."""
+    """The points of the series at `place`, and `more` of each: ends of a band, labels, marks."""
     return {"s": place, "x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), **more}
 
 
