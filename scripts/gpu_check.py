@@ -16,14 +16,15 @@ import csv
 import importlib.util
 import json
 import os
-import signal
+import shlex
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CLI = (sys.executable, "-m", "slo_bench.cli.main")
@@ -264,8 +265,6 @@ REQUIREMENTS: Mapping[str, tuple[Callable[[], bool], str]] = {
 
 def words_of(command: str, models: Path) -> list[str]:
     """A command line with paths and programs filled in."""
-    import shlex
-
     words = shlex.split(command.format(models=models))
     program = {"slo-bench": CLI, "pytest": (sys.executable, "-m", "pytest")}[words[0]]
     rest = [str(ROOT / word) if word.startswith("tests/") else word for word in words[1:]]
@@ -285,20 +284,13 @@ def run(check: Check, folder: Path, models: Path) -> str | None:
                 if problem := _ask(words, check.asks, folder, environ, log.fileno()):
                     return problem
                 continue
+            where: dict[str, Any] = {"cwd": folder, "env": environ, "stdout": log, "stderr": log}
             try:
-                done = subprocess.run(
-                    words,
-                    cwd=folder,
-                    env=environ,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                    timeout=PATIENCE_S,
-                )
+                subprocess.run(words, **where, check=True, timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 return f"did not end within {PATIENCE_S:g} s: {command}"
-            if done.returncode:
-                return f"exit code {done.returncode}: {command}"
+            except subprocess.CalledProcessError as error:
+                return f"exit code {error.returncode}: {command}"
     try:
         return check.verify(folder)
     except (OSError, KeyError, ValueError) as error:
@@ -314,12 +306,10 @@ def _ask(
 ) -> str | None:
     """Start a server, ask each model for an answer, and stop it."""
     address = folder / "address"
-    with (
-        address.open("w") as out,
-        _stopped(
-            subprocess.Popen(words, cwd=folder, env=environ, stdout=out, stderr=log)
-        ) as server,
-    ):
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(address.open("w"))
+        server = subprocess.Popen(words, cwd=folder, env=environ, stdout=out, stderr=log)
+        stack.callback(_stop, server)
         until_s = time.monotonic() + PATIENCE_S
         while not (url := address.read_text("utf-8").strip()):
             if server.poll() is not None:
@@ -329,11 +319,9 @@ def _ask(
             time.sleep(1)
         for model in models:
             body = {"model": model, "prompt": "one or two words", "max_tokens": 8}
-            request = urllib.request.Request(
-                f"{url}/v1/completions",
-                json.dumps(body).encode(),
-                {"content-type": "application/json"},
-            )
+            heads = {"content-type": "application/json"}
+            data = json.dumps(body).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", data, heads)
             try:
                 with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     if not json.load(answer)["choices"][0]["text"]:
@@ -343,17 +331,13 @@ def _ask(
     return None
 
 
-@contextlib.contextmanager
-def _stopped(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(120)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.wait(120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def make_models(folder: Path, small_model: Path | None) -> Path:
@@ -388,9 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     summary_file = out / "summary.json"
-    results: dict[str, dict[str, str]] = (
-        json.loads(summary_file.read_text()) if summary_file.is_file() else {}
-    )
+    results = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
     there = {need: REQUIREMENTS[need][0]() for check in chosen for need in check.needs}
     for check in chosen:
         if results.get(check.name, {}).get("result") != "pass":

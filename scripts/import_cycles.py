@@ -19,7 +19,7 @@ import sys
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 Graph = dict[str, set[str]]
@@ -40,7 +40,6 @@ class Layers:
 
     package: str
     level: Mapping[str, int]  # of every folder; 0 is the highest
-    separate: frozenset[str] = field(default_factory=frozenset)  # may not import their equals
 
     def folder_of(self, module: str) -> str | None:
         """The folder that holds a module, or None."""
@@ -53,35 +52,21 @@ class Layers:
 
     def is_upward(self, importer: str, imported: str) -> bool:
         """Whether a folder may not import the other by the contract's order."""
-        if importer == imported:
-            return False
-        lower, upper = self.level[importer], self.level[imported]
-        return lower > upper or (lower == upper and importer in self.separate)
+        return self.level[importer] > self.level[imported]
 
 
 def read_layers(pyproject: Path) -> Layers:
-    """The first layers contract of `[tool.importlinter]`."""
+    """The first layers contract of `[tool.importlinter]`, which has one folder a line."""
     settings = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]
     contract = next(c for c in settings["contracts"] if c["type"] == "layers")
-    containers = contract.get("containers", [""])
-    level: dict[str, int] = {}
-    separate: set[str] = set()
-    for number, line in enumerate(contract["layers"]):
-        names = [name.strip(" ()") for name in line.replace("|", ":").split(":")]
-        for name in names:
-            for container in containers:
-                full = f"{container}.{name}" if container else name
-                level[full] = number
-                if "|" in line:
-                    separate.add(full)
-    return Layers(settings["root_package"], level, frozenset(separate))
+    level = {folder: number for number, folder in enumerate(contract["layers"])}
+    return Layers(settings["root_package"], level)
 
 
 def find_modules(root: Path, layers: Layers) -> dict[str, Path]:
     """Name to file of every module: those at the root, and those below the folders' top folders."""
-    tops = {name.split(".")[1] for name in layers.level}
     files = [*root.glob("*.py")]
-    for top in sorted(tops):
+    for top in {name.split(".")[1] for name in layers.level}:
         files += (root / top).rglob("*.py")
     files_by_module = {}
     for path in sorted(files):

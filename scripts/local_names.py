@@ -21,34 +21,11 @@ from pathlib import Path
 
 from count_code import tracked_files
 
-VAGUE = frozenset(
-    [
-        "found",
-        "one",
-        "known",
-        "of",
-        "asked",
-        "made",
-        "told",
-        "own",
-        "given",
-        "wanted",
-        "most",
-        "seen",
-        "what",
-        "at",
-        "said",
-        "meant",
-        "taken",
-        "got",
-        "had",
-        "thing",
-        "things",
-        "stuff",
-        "whole_thing",
-        "it",
-    ]
-)
+VAGUE = {
+    *("found", "one", "known", "of", "asked", "made", "told", "own", "given", "wanted", "most"),
+    *("seen", "what", "at", "said", "meant", "taken", "got", "had", "it"),
+    *("thing", "things", "stuff", "whole_thing"),
+}
 # Bindings with such a name that may stand. Those of the package are keys of files that are written
 # or read; tools, scripts and examples count as the package.
 BUDGET = {"package": 6, "tests": 73}
@@ -61,16 +38,6 @@ class Binding:
     file: str
     line: int
     name: str
-
-    @property
-    def area(self) -> str:
-        """The part of `BUDGET` that counts it."""
-        return "tests" if self.file.startswith("tests/") else "package"
-
-    @property
-    def vague(self) -> bool:
-        """Whether its name is in `VAGUE`."""
-        return self.name in VAGUE
 
 
 def bindings(source: str, file: str = "") -> Iterator[Binding]:
@@ -93,17 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     names: dict[str, Counter[bool]] = {area: Counter() for area in BUDGET}
     for file in tracked_files(options.root):
+        area = "tests" if file.startswith("tests/") else "package"
         for binding in bindings((options.root / file).read_text(), file):
-            names[binding.area][binding.vague] += 1
-            if options.list and binding.vague and file.startswith(options.folder):
+            vague = binding.name in VAGUE
+            names[area][vague] += 1
+            if options.list and vague and file.startswith(options.folder):
                 print(f"{file}:{binding.line} {binding.name}")
     status = 0
     for area, counts in names.items():
-        vague, budget = counts[True], BUDGET[area]
-        print(f"{area}: {vague} of {counts.total()} names are vague ({vague / counts.total():.2%})")
-        if vague != budget:
+        number, budget = counts[True], BUDGET[area]
+        share = number / counts.total()
+        print(f"{area}: {number} of {counts.total()} names are vague ({share:.2%})")
+        if number != budget:
             status = 1
-            mend = "name what the values are" if vague > budget else "lower it in this script"
+            mend = "name what the values are" if number > budget else "lower it in this script"
             print(f"  the budget is {budget}: {mend} (--list shows them)")
     return status
 

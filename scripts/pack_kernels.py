@@ -86,6 +86,15 @@ def _grid(frame: pd.DataFrame, axes: list[str]) -> tuple[list[NDArray[Any]], NDA
     return points, np.log2(full.reshape([len(a) for a in points]) * 1e3).astype(np.float16)
 
 
+def _by_shape(
+    frame: pd.DataFrame, shape: list[str], axis: str
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Shapes, points of the axis and log2 of the least time (µs) of each."""
+    times = frame.groupby([*shape, axis])["latency"].min().unstack(axis)
+    shapes = np.array(times.index.tolist(), dtype=np.int32)
+    return shapes, times.columns.to_numpy(), np.log2(times.to_numpy() * 1e3).astype(np.float16)
+
+
 def _gemm(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
     kept = (frame.n >= LEAST_SIDE) & (frame.k >= LEAST_SIDE) & (frame.m <= MOST_TOKENS)
     for dtype, rows in frame[kept & frame.gemm_dtype.isin(DTYPES)].groupby("gemm_dtype"):
@@ -131,14 +140,9 @@ def _experts(
     kept &= frame.moe_dtype.isin(MOE_DTYPES) & (frame.moe_tp_size <= 8) & (frame.moe_ep_size <= 8)
     kept &= pd.MultiIndex.from_frame(frame[axes]).isin(shapes)
     for dtype, rows in frame[kept].groupby("moe_dtype"):
-        least = rows.groupby([*axes, "moe_tp_size", "moe_ep_size", "num_tokens"])["latency"].min()
-        times = least.unstack("num_tokens")
+        shape, tokens, times = _by_shape(rows, [*axes, "moe_tp_size", "moe_ep_size"], "num_tokens")
         name = f"moe/{MOE_DTYPES[str(dtype)]}{'-' if kernel else ''}{kernel}"
-        packed |= {
-            f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
-            f"{name}/tokens": times.columns.to_numpy(),
-            f"{name}/time": np.log2(times.to_numpy() * 1e3).astype(np.float16),
-        }
+        packed |= {f"{name}/shape": shape, f"{name}/tokens": tokens, f"{name}/time": times}
 
 
 def _sparse(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
@@ -164,13 +168,15 @@ def _recurrences(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
         rows = frame[kept & (frame.phase == phase)]
         if phase == "context":
             rows = rows[(rows.batch_size == 1) & (rows.seq_len <= MOST_TOKENS)]
-        times = rows.groupby([*heads, axis])["latency"].min().unstack(axis)
+        shape, points, times = _by_shape(rows, heads, axis)
         name = f"linear_{phase}"
-        packed |= {
-            f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
-            f"{name}/at": times.columns.to_numpy(),
-            f"{name}/time": np.log2(times.to_numpy() * 1e3).astype(np.float16),
-        }
+        packed |= {f"{name}/shape": shape, f"{name}/at": points, f"{name}/time": times}
+
+
+def _collective(frame: pd.DataFrame, name: str, packed: dict[str, NDArray[Any]]) -> None:
+    """A collective of 16-bit elements, by the number of GPUs and the bytes."""
+    (gpus, elements), times = _grid(frame, ["num_gpus", "message_size"])
+    packed |= {f"{name}/gpus": gpus, f"{name}/bytes": elements * 2, f"{name}/time": times}
 
 
 def pack(folder: Path, system: str, engine: str) -> None:
@@ -222,21 +228,10 @@ def pack(folder: Path, system: str, engine: str) -> None:
     nccl = newest("comm", "nccl_perf")
     if nccl is not None:
         for name in ("all_gather", "reduce_scatter"):
-            kept = nccl[(nccl.op_name == name) & (nccl.nccl_dtype == "half")]
-            (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])
-            packed |= {
-                f"{name}/gpus": gpus,
-                f"{name}/bytes": elements * 2,
-                f"{name}/time": times,
-            }
+            kept = (nccl.op_name == name) & (nccl.nccl_dtype == "half")
+            _collective(nccl[kept], name, packed)
     if reduce is not None:
-        kept = reduce[reduce.backend.isin(GRAPH)]
-        (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])
-        packed |= {
-            "all_reduce/gpus": gpus,
-            "all_reduce/bytes": elements * 2,  # 16-bit elements
-            "all_reduce/time": times,
-        }
+        _collective(reduce[reduce.backend.isin(GRAPH)], "all_reduce", packed)
     sheet = (folder / f"{system}.yaml").read_text()
     names = ("mem_bw", "bfloat16_tc_flops", "fp8_tc_flops", "fp4_tc_flops")
     peaks = [re.search(rf"^  {name}: *(\d+)", sheet, re.M) for name in names]

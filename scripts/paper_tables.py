@@ -173,11 +173,14 @@ def run_suite(
             "created": environment["created"],
             "step_time": environment["step_time"],
         }
-        (kept / "environment.json").write_text(
-            json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
-        )
+        _write_provenance(kept, provenance)
         _keep_columns(folder / "cells.csv", kept / "cells.csv", columns)
         shutil.rmtree(folder)
+
+
+def _write_provenance(folder: Path, provenance: Mapping[str, Any]) -> None:
+    text = json.dumps(provenance, indent=2) + "\n"
+    (folder / "environment.json").write_text(text, encoding="utf-8")
 
 
 def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) -> None:
@@ -193,9 +196,7 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
     kept = results / name
     kept.mkdir(parents=True, exist_ok=True)
     provenance = {"commit": _commit(), "command": list(command), "created": started}
-    (kept / "environment.json").write_text(
-        json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
-    )
+    _write_provenance(kept, provenance)
     lines = [line.rstrip() for line in shown.splitlines()]
     (kept / "output.txt").write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
 
@@ -294,15 +295,10 @@ def _published_block(fields: Mapping[str, Any], results: Path) -> str:
     (table,) = tables_of([run], cells, levels(cells))
     if not isinstance(table, JudgedTable):
         raise SloBenchError(table)
-    rows = (
-        (
-            row.what,
-            row.published_text,
-            judgement.text,
-            "; ".join((judgement.verdict, *judgement.remarks)),
-        )
-        for row, judgement in table.rows
-    )
+    rows = []
+    for row, judgement in table.rows:
+        verdict = "; ".join((judgement.verdict, *judgement.remarks))
+        rows.append((row.what, row.published_text, judgement.text, verdict))
     lines = _markdown(("what", "published", "ours", "verdict"), rows)
     note = f"{table.table.note} {_source(results / fields['suite'])}"
     return "\n".join([f"{table.title}. {table.headline}.", "", *lines, "", note])

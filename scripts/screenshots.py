@@ -80,15 +80,9 @@ def growth(browser: Any, there: Path) -> Path:
         for system, points in by_system.items():
             place = systems.index(system)
             x, y = zip(*points, strict=True)
-            trace: dict[str, Any] = {
-                "type": "scatter",
-                "x": x,
-                "y": y,
-                "mode": "lines+markers",
-                "name": system,
-            }
+            trace: dict[str, Any] = {"type": "scatter", "x": x, "y": y, "mode": "lines+markers"}
             trace |= {"line": {"color": colour(place)}, "marker": {"symbol": symbol(place)}}
-            trace |= {"legendgroup": system}
+            trace |= {"name": system, "legendgroup": system}
             shown = not any(other["name"] == system for other in figure.data)
             figure.add_trace({**trace, "showlegend": shown}, row=1, col=column)
     figure.update_xaxes(type="log", dtick=1)

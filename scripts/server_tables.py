@@ -139,10 +139,15 @@ def run(name: str, work: Path, requests: int | None) -> None:
         words = ["slo-bench", "run", "--resume", "--out", str(folder)]
         if "--validate" in EXPERIMENTS[name]:
             words.append("--validate")
+    if code := _called(words, check=False):
+        print(f"{name} ended with code {code}", flush=True)
+
+
+def _called(words: Sequence[str], *, check: bool = True) -> int:
+    """Run a command of slo-bench and return its exit code."""
     print("$", shlex.join(words), flush=True)
-    done = subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *words[1:]], check=False)
-    if done.returncode:
-        print(f"{name} ended with code {done.returncode}", flush=True)
+    command = [sys.executable, "-m", "slo_bench.cli.main", *words[1:]]
+    return subprocess.run(command, check=check).returncode
 
 
 def simulate(name: str, work: Path, requests: int | None) -> None:
@@ -154,14 +159,11 @@ def simulate(name: str, work: Path, requests: int | None) -> None:
     profile = profiles[-1].read_text()
     beside = by / f"{name}.toml"  # step times are measured and blocks are given: any GPU will do
     beside.write_text(re.sub(r'(?m)^gpu = ".*"$', 'gpu = "a10"', profile))
-    words = command(name, str(work), requests)[:-1]
+    words = [*command(name, str(work), requests)[:-1], str(folder)]
     backend_index = words.index("--backend")
     words[backend_index : backend_index + 2] = ["--gpu", "a10", "--profile", str(beside)]
     words = [word for word in words if not word.startswith("--server-arg")]
-    print("$", shlex.join([*words, str(folder)]), flush=True)
-    subprocess.run(
-        [sys.executable, "-m", "slo_bench.cli.main", *words[1:], str(folder)], check=True
-    )
+    _called(words)
     beside.unlink()
 
 
@@ -300,8 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     if not options.pages_only:
         for folder, like in ((MODEL, "llama"), (ENCODER, "bert")):
-            make = ["model", "make", folder, "--like", like]
-            subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *make], check=True)
+            _called(["slo-bench", "model", "make", folder, "--like", like])
         trace = options.work / "priorities.csv"
         if not trace.is_file():
             write_priorities(trace, options.requests or 120)

@@ -55,7 +55,7 @@ EXCEPTIONS = {
     "cli/commands/sensitivity.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "cli/commands/serve.py": "tests/cli/test_serv*.py",
     "cli/commands/tune.py": "tests/tuner/search/test_tune_command.py",
-    "cli/commands/validate.py": "tests/harness/validation/test_*_replay.py",
+    "cli/commands/validate.py": "tests/harness/validation/replay/test_*_replay.py",
     "cli/commands/watch.py": "tests/reports/test_live.py",
     "cli/commands/workload.py": "tests/workloads/test_workloads_command.py",
     "cli/output/plan_output.py": "tests/tuner/planning/test_planning.py",

@@ -268,14 +268,8 @@ def _place(level: MatchedRuns | Row) -> str:
 def _refused(
     a: Results, b: Results, metrics: Sequence[RequestFigure], slo: Slo | None
 ) -> dict[str, str]:
-    refused = {}
-    for metric in metrics:
-        for results in (a, b):
-            why = results.refusal(metric, slo)
-            if why is not None:
-                refused[metric.short] = why
-                break
-    return refused
+    refusals = {m.short: a.refusal(m, slo) or b.refusal(m, slo) for m in metrics}
+    return {name: why for name, why in refusals.items() if why is not None}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.slo import parse_slo
 
 Pair = tuple[str, str]  # of A and of B
+Inputs = tuple[Mapping[str, str], Mapping[str, str]]  # likewise, as in `Settings`
 NONE = "none"
 RATES = "rates"
 SLO = ("slo", "slo_scale")
@@ -58,18 +59,9 @@ class Settings:
                 values |= {f"{name}.{key}": of_key for key, of_key in value.items()}
             elif name not in _NO_SETTINGS:
                 values[name] = value
-        parameters = table.get("parameters")
-        return cls(
-            values,
-            {
-                system: chosen
-                for system, chosen in (
-                    parameters if isinstance(parameters, Mapping) else {}
-                ).items()
-                if isinstance(chosen, Mapping)
-            },
-            inputs if isinstance(inputs, Mapping) else {},
-        )
+        parameters = _mapping(table.get("parameters"))
+        by_system = {name: chosen for name, chosen in parameters.items() if _mapping(chosen)}
+        return cls(values, by_system, _mapping(inputs))
 
     def value(self, setting: Declared) -> Any:
         """The value of a setting; its default where the file does not name it."""
@@ -94,6 +86,10 @@ class Settings:
         return texts
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def column_text(path: str, value: object) -> str:
     """One value of a setting as text by which columns are matched: 16, 16.0 and "16" of a number
     are the same, and so are unset and empty.
@@ -104,8 +100,7 @@ def column_text(path: str, value: object) -> str:
     if setting is not None and setting.kind in (int, float):
         with contextlib.suppress(TypeError, ValueError):
             return f"{float(value):.9g}"  # type: ignore[arg-type]
-    plain = value if isinstance(value, str | int | float | Mapping) else str(value)
-    return str(column_value(plain))
+    return str(column_value(_plain(value)))
 
 
 @dataclass(frozen=True)
@@ -128,6 +123,7 @@ def differences(
     in two ways, a file of the same content or (where that is not known) of the same name.
     """
     unequal = {}
+    inputs = a.inputs, b.inputs
     fields = {*schema.model_fields}
     fields |= {f"{name}.{field}" for name, table in TABLES.items() for field in table.model_fields}
     lacking: tuple[list[str], list[str]] = ([], [])
@@ -136,13 +132,13 @@ def differences(
             continue
         in_a, in_b = a.value(setting), b.value(setting)
         if setting.several and "." not in path and len(listed(in_a)) + len(listed(in_b)) > 2:
-            if not _equal_contents(setting, in_a, in_b, a.inputs, b.inputs):
+            if not _equal_contents(setting, in_a, in_b, inputs):
                 unequal[path] = _texts(in_a, in_b)
             continue
         always_written = "." not in path and setting.default not in (None, (None,))
         if always_written and (path in a.values) != (path in b.values):
             lacking[path in a.values].append(path)
-        if not _equal(setting, in_a, in_b, a.inputs, b.inputs):
+        if not _equal(setting, in_a, in_b, inputs):
             unequal[path] = _texts(in_a, in_b)
     notes = [
         f"{name} does not name {', '.join(paths)}: taken as the default."
@@ -170,26 +166,22 @@ def _parameters(a: Settings, b: Settings) -> dict[str, Pair]:
     return unequal
 
 
-def _equal(
-    setting: Declared, a: Any, b: Any, inputs_a: Mapping[str, str], inputs_b: Mapping[str, str]
-) -> bool:
+def _equal(setting: Declared, a: Any, b: Any, inputs: Inputs) -> bool:
     values_a, values_b = listed(a), listed(b)
     return len(values_a) == len(values_b) and all(
-        _equal_values(setting, value_a, value_b, inputs_a, inputs_b)
+        _equal_values(setting, value_a, value_b, inputs)
         for value_a, value_b in zip(values_a, values_b, strict=True)
     )
 
 
-def _equal_values(
-    setting: Declared, a: Any, b: Any, inputs_a: Mapping[str, str], inputs_b: Mapping[str, str]
-) -> bool:
+def _equal_values(setting: Declared, a: Any, b: Any, inputs: Inputs) -> bool:
     if setting.path == "slo" and all(isinstance(value, str | Mapping) for value in (a, b)):
         with contextlib.suppress(SloBenchError):
             return parse_slo(a) == parse_slo(b)
     if not (isinstance(a, str) and isinstance(b, str)):
         return bool(a == b)
     if setting.setting.file != "no":
-        contents_a, contents_b = _contents(a, inputs_a), _contents(b, inputs_b)
+        contents_a, contents_b = _contents(a, inputs[0]), _contents(b, inputs[1])
         both = contents_a.keys() & contents_b.keys()
         if any(contents_a[place] != contents_b[place] for place in both):
             return False
@@ -198,12 +190,10 @@ def _equal_values(
     return a.split() == b.split() or "".join(a.split()) == "".join(b.split())
 
 
-def _equal_contents(
-    setting: Declared, a: Any, b: Any, inputs_a: Mapping[str, str], inputs_b: Mapping[str, str]
-) -> bool:
+def _equal_contents(setting: Declared, a: Any, b: Any, inputs: Inputs) -> bool:
     """Whether files of one name among several values have the same content, as far as known."""
     return setting.setting.file == "no" or all(
-        _equal_values(setting, value_a, value_b, inputs_a, inputs_b)
+        _equal_values(setting, value_a, value_b, inputs)
         for value_a, value_b in itertools.product(listed(a), listed(b))
         if value_a and value_b and Path(value_a).name == Path(value_b).name
     )
@@ -233,12 +223,8 @@ def _text(value: Any) -> str:
     if values in ((), [], (None,), ({},)):
         return NONE
     return ", ".join(
-        f"{element:g}"
-        if isinstance(element, float)
-        else str(column_value(element))
-        if element != ""
-        else "''"
-        for element in map(_plain, values)
+        f"{value:g}" if isinstance(value, float) else str(column_value(value)) or "''"
+        for value in map(_plain, values)
     )
 
 

@@ -101,25 +101,20 @@ def match(
         levels.append(MatchedRuns(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
     if alone := len(groups_a) + len(groups_b) - 2 * len(common):
         notes.append(f"{alone} levels have no counterpart on the other side and are left out.")
+    conditions = {name: RATES if name == "rate" else name for name in differs}
+    settled = {*condition_names()} - {*allowed}
     unlike = {
-        name: pair
-        for column, pair in differs.items()
-        if (name := _setting(column)) in condition_names() and name not in allowed
+        conditions[name]: pair for name, pair in differs.items() if conditions[name] in settled
     }
     lost = _grouped(b, [cell for cell in cells_b if cell.invalid_because], shared)
     missing = [cell for key in groups_a if key not in groups_b for cell in lost.get(key, ())]
     return Matched(
         levels=levels,
-        differs={c: pair for c, pair in differs.items() if _setting(c) not in unlike},
+        differs={name: pair for name, pair in differs.items() if conditions[name] not in unlike},
         unlike=unlike,
         obstacles=tuple(_obstacles(a, b, missing)),
         notes=tuple(notes),
     )
-
-
-def _setting(column: str) -> str:
-    """The setting whose values a column holds."""
-    return RATES if column == "rate" else column
 
 
 def _settings(

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...harness.results.request_figures import RequestFigure
 from ...workloads.parsing import finite
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View, form_text, rate_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, form_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
@@ -101,21 +101,22 @@ def rows_table(comparison: Comparison, labels: Iterable[str], *, holm: bool) -> 
 
 
 def _cells(row: Row, holm: bool) -> list[str | Cell]:
-    return [
-        row.metric.short,
-        "–" if row.rate_rps is None else rate_text(row.rate_rps),
-        value_text(row.metric, row.a),
-        value_text(row.metric, row.b),
-        change_text(row),
-        change_bounds_text(row),
-        *([p_text(row.p_holm)] if holm else []),
-        Cell(_verdict_text(row), _STYLES[row.verdict], _CSS.get(row.verdict, "")),
-    ]
+    verdict = WORDS[row.verdict]
+    if row.stationary is False:
+        verdict += f", {not_stationary_text(row)}"
+    more = [p_text(row.p_holm)] if holm else []
+    style = _STYLES[row.verdict], _CSS.get(row.verdict, "")
+    return [row.metric.short, _rate_text(row), *_figures(row), *more, Cell(verdict, *style)]
 
 
-def _verdict_text(row: Row) -> str:
-    drifts = row.stationary is False
-    return WORDS[row.verdict] + (f", {not_stationary_text(row)}" if drifts else "")
+def _rate_text(row: Row) -> str:
+    return "–" if row.rate_rps is None else rate_text(row.rate_rps)
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    """Both values, the change and its interval."""
+    values = (value_text(row.metric, value) for value in (row.a, row.b))
+    return (*values, change_text(row), change_bounds_text(row))
 
 
 def not_stationary_text(row: Row) -> str:
@@ -210,12 +211,7 @@ def row_json(row: Row) -> dict[str, Any]:
     return plain
 
 
-_WORDS = {
-    "better": "better",
-    "worse": "worse",
-    "none": "not distinguishable",
-    "unknown": "not known",
-}
+_WORDS = {**WORDS, "none": "not distinguishable", "unknown": "not known"}
 _ESCAPED = {c: f"\\{c}" for c in "\\`*_{}[]<>()#+!|~@"}
 
 
@@ -245,7 +241,8 @@ def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
             verdict = f"**{verdict}, beyond {limit}**"
         elif id(row) in undecided:
             verdict += f", though the estimate is beyond {limit}"
-        lines.append(f"| {' | '.join((*_figures(row), verdict))} |")
+        names = escaped(row.label), _rate_text(row), escaped(row.metric.short)
+        lines.append(f"| {' | '.join((*names, *_figures(row), p_text(row.p_holm), verdict))} |")
     notes = (headline(compared), *differing_lines(compared), *note_lines(compared))
     lines += ["", *(f"- {escaped(line)}" for line in notes)]
     return "\n".join(lines) + "\n"
@@ -254,19 +251,6 @@ def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
 def not_comparable_markdown(why: str) -> str:
     """The same where the two cannot be compared."""
     return f"### slo-bench gate\n\n⚠️ Not comparable: {escaped(why)}\n"
-
-
-def _figures(row: Row) -> tuple[str, ...]:
-    return (
-        escaped(row.label),
-        "–" if row.rate_rps is None else rate_text(row.rate_rps),
-        escaped(row.metric.short),
-        value_text(row.metric, row.a),
-        value_text(row.metric, row.b),
-        change_text(row),
-        change_bounds_text(row),
-        p_text(row.p_holm),
-    )
 
 
 def escaped(text: str) -> str:
@@ -331,23 +315,14 @@ def _figure(comparison: Comparison, metric: RequestFigure, names: Sequence[str])
         ]
         rows.sort(key=lambda row: row.rate_rps or 0.0)
         if rows:
-            changes = [_change(row) for row in rows]
-            curves.append(
-                {
-                    "s": place,
-                    "x": [row.rate_rps for row in rows],
-                    "y": [change for change, _, _ in changes],
-                    "lo": [low for _, low, _ in changes],
-                    "hi": [high for _, _, high in changes],
-                    "hollow": [not row.significant for row in rows],
-                }
-            )
+            rates, hollow = [row.rate_rps for row in rows], [not row.significant for row in rows]
+            changes, low, high = map(list, zip(*map(_change, rows), strict=True))
+            curves.append(curve(place, rates, changes, lo=low, hi=high, hollow=hollow))
     better = "up is better" if metric.higher_is_better else "down is better"
     unit = "in points" if metric.form == "share" else "in percent"
     line = {"axis": "y", "value": 0.0, "label": "no change"}
     return Figure(
         id=f"change-{metric.short}",
-        kind="lines",
         title=f"Change of {metric.short}",
         note=f"{better.capitalize()}. Hollow marks: not significant among all rows.",
         x=Axis("offered rate, req/s", "rate"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from .figure import Axis, Figure, View
+from .figure import Axis, Figure, View, rate_text
 from .palette import LIGHT, colour, darkened, dash, symbol
 
 Plot = dict[str, Any]
@@ -54,12 +54,7 @@ class _Unit:
 
     def text(self, value: float | None) -> str:
         """`1,234 ms` and `1.23 s`: with three significant digits, and whole numbers whole."""
-        if value is None:
-            return "–"
-        digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-        number = f"{value:,.{digits}f}"
-        number = number.rstrip("0").rstrip(".") if "." in number else number
-        return f"{self.before}{number}{self.after}"
+        return "–" if value is None else f"{self.before}{rate_text(value)}{self.after}"
 
     def template(self, variable: str) -> str:
         """The same of a variable of plotly, in a text that a pointer shows."""
@@ -253,7 +248,7 @@ class _Drawing:
             for unit, key in ((self.x, "x"), (self.y, "y"))
             for value in _known(unit.all(curve[key]))
         ]
-        lines = [line for line in self.view["lines"] if line["axis"] == "diagonal"]
+        lines = [line for line in self.view.get("lines", ()) if line["axis"] == "diagonal"]
         for line in lines:
             top = self.x.shown(line["value"])
             low = min((v for v in values if v > 0), default=0.0) if self._log_x else 0.0

@@ -7,7 +7,7 @@ of one facet. There are no facets if each would hold a single series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -116,15 +116,9 @@ def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
             part = part.where(cells["system"] == owner, "")
         shown = ~_blank(cells[column]) & (part != "")
         series += (" · " + part).where(shown & (series != ""), part).where(shown, "")
-    if "run" in cells.columns and _shared_between_runs(cells, facet, series):
+    if "run" in cells.columns and (cells["run"].groupby([facet, series]).nunique() > 1).any():
         series = series + " · " + cells["run"]
     return cells.assign(facet=facet, series=series)
-
-
-def _shared_between_runs(
-    cells: pd.DataFrame, facet: pd.Series[str], series: pd.Series[str]
-) -> bool:
-    return bool((cells["run"].groupby([facet, series]).nunique() > 1).any())
 
 
 def _blank(values: pd.Series) -> pd.Series[bool]:
@@ -181,6 +175,14 @@ def facets_of(cells: pd.DataFrame) -> list[str]:
 def full_names(cells: pd.DataFrame) -> pd.Series[str]:
     """Facet and series in one, for where all stand together."""
     return cells["series"].where(cells["facet"] == "", cells["facet"] + " · " + cells["series"])
+
+
+def by_series(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[int, str, pd.DataFrame]]:
+    """Place, name and rows of each of the named series that has rows."""
+    for place, name in enumerate(names):
+        series_rows = rows[rows["series"] == name]
+        if len(series_rows):
+            yield place, name, series_rows
 
 
 def by_facet(rows: pd.DataFrame, facets: Sequence[str]) -> Mapping[str, pd.DataFrame]:

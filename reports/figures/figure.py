@@ -7,11 +7,13 @@ indices into the page's list of series, so that colours agree over all figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from ...harness.results.request_figures import Form
 
@@ -48,18 +50,26 @@ class Figure:
     """One figure. `hover` says what a pointer finds: the nearest x, or the nearest point."""
 
     id: str
-    kind: Literal["lines", "bars", "spread"]
     title: str
     note: str
     x: Axis
     y: Axis
     views: dict[str, View]
+    kind: Literal["lines", "bars", "spread"] = "lines"
     picker: Literal["none", "rate", "local"] = "none"
     options: list[list[str]] = field(default_factory=list)  # [view, label] of a local picker
     hover: Literal["x", "interpolate", "point"] = "x"
     markers: bool = True
     categories: list[str] = field(default_factory=list)
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
+
+
+Values = ArrayLike | Sequence[float | None]
+
+
+def curve(place: int, x: Values, y: Values, **more: Any) -> View:
+    """The points of the series at `place`, and `more` of each: ends of a band, labels, marks."""
+    return {"s": place, "x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), **more}
 
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:

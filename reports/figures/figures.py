@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from .details import CAUSES, PHASES, Distribution, LevelDetail, SloRange
-from .facets import full_names, with_facets
-from .figure import ONLY, Axis, Figure, View, rate_key, rate_text, seconds_text
-from .levels import TARGETS, knee_rps
+from .facets import by_series, full_names, with_facets
+from .figure import ONLY, Axis, Figure, View, curve, rate_key, rate_text, seconds_text
+from .levels import TARGETS, knee_rps, reaches
 
 RATE = Axis("offered rate, req/s", "rate")
 _NAMES = Axis("", "number")  # of bars: they are named at their side
@@ -43,7 +43,6 @@ def latency(
     }
     return Figure(
         id=f"{metric}-rate",
-        kind="lines",
         title=f"{LATENCIES[metric]} against load",
         note=f"Of the requests that got that far. {BAND}",
         x=RATE,
@@ -61,7 +60,7 @@ def bar_figure(**fields: Any) -> Figure:
 
 def curves_at_a_rate(**fields: Any) -> Figure:
     """Curves without marks, at the rate that is chosen on the page."""
-    return Figure(kind="lines", picker="rate", hover="interpolate", markers=False, **fields)
+    return Figure(picker="rate", hover="interpolate", markers=False, **fields)
 
 
 # Columns of level rows, with title, note and axis of their figures.
@@ -108,7 +107,6 @@ def against_rate(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figur
         lines = [{"axis": "diagonal", "value": top, "label": "all in SLO"}]
     return Figure(
         id=_id(column),
-        kind="lines",
         title=title,
         note=f"{note} {BAND}",
         x=RATE,
@@ -159,13 +157,10 @@ def _column(metric: str, key: str) -> str:
 
 def _bars(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
     bars: list[View] = []
-    for place, name in enumerate(names):
-        series_rows = rows[(rows["series"] == name) & rows[column].notna()]
-        if len(series_rows):
-            value, low, high = (
-                float(series_rows[f"{column}{end}"].iloc[0]) for end in ("", "_lo", "_hi")
-            )
-            bars.append({"s": place, "parts": [value], "lo": low, "hi": high})
+    for place, _, series_rows in by_series(rows[rows[column].notna()], names):
+        row = series_rows.iloc[0]
+        value, low, high = (float(row[f"{column}{end}"]) for end in ("", "_lo", "_hi"))
+        bars.append({"s": place, "parts": [value], "lo": low, "hi": high})
     return bars
 
 
@@ -174,11 +169,11 @@ def latency_distribution(
 ) -> Figure:
     """The share of requests served within a TTFT or TPOT, at one rate."""
 
-    def curve(detail: LevelDetail, place: int) -> View | None:
+    def draw(detail: LevelDetail, place: int) -> View | None:
         distribution: Distribution = getattr(detail, metric)
         if not len(distribution.value_s):
             return None
-        return {"s": place, "x": distribution.value_s.tolist(), "y": distribution.share.tolist()}
+        return curve(place, distribution.value_s, distribution.share)
 
     whole = "requests that generate" if metric == "ttft" else "requests of more than one token"
     return curves_at_a_rate(
@@ -188,7 +183,7 @@ def latency_distribution(
         "served the rest.",
         x=Axis(metric.upper(), "seconds", scale="log"),
         y=Axis(f"{whole.split()[0]} within", "percent", top=1.0),
-        views=_by_rate(details, names, curve, lambda d: _bound("x", d.bounds.get(metric))),
+        views=_by_rate(details, names, draw, lambda d: _bound("x", d.bounds.get(metric))),
     )
 
 
@@ -241,13 +236,9 @@ def phases(
 def attainment_over_time(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
     """Attainment by the time at which requests arrived, at one rate."""
 
-    def curve(detail: LevelDetail, place: int) -> View | None:
+    def draw(detail: LevelDetail, place: int) -> View | None:
         attainment = detail.attainment
-        return (
-            {"s": place, "x": attainment.time_s.tolist(), "y": attainment.share.tolist()}
-            if len(attainment.time_s)
-            else None
-        )
+        return curve(place, attainment.time_s, attainment.share) if len(attainment.time_s) else None
 
     return curves_at_a_rate(
         id="time-attainment",
@@ -256,7 +247,7 @@ def attainment_over_time(details: Iterable[LevelDetail], names: Sequence[str]) -
         "system is not stationary it changes with the time for which load lasts.",
         x=Axis("time since the start of arrivals", "duration"),
         y=Axis("requests in SLO", "percent", top=1.0),
-        views=_by_rate(details, names, curve),
+        views=_by_rate(details, names, draw),
     )
 
 
@@ -272,11 +263,10 @@ def over_time(
         "kv_cache_usage": ("KV cache over time", Axis("KV blocks in use", "percent", top=1.0)),
     }[column]
 
-    def curve(detail: LevelDetail, place: int) -> View:
-        values = getattr(detail.timeline, column)
-        return {"s": place, "x": detail.timeline.time_s.tolist(), "y": values.tolist()}
+    def draw(detail: LevelDetail, place: int) -> View:
+        return curve(place, detail.timeline.time_s, getattr(detail.timeline, column))
 
-    views = _by_rate(details, names, curve)
+    views = _by_rate(details, names, draw)
     for view in views.values():
         _cut_late(view["series"])
     return curves_at_a_rate(
@@ -293,34 +283,29 @@ def over_time(
 def _cut_late(curves: list[View]) -> None:
     """Cut curves at twice the median end, so that one slow system does not compress the others."""
     if curves:
-        end = 2 * statistics.median(curve["x"][-1] for curve in curves if curve["x"])
-        for curve in curves:
-            kept = bisect.bisect_right(curve["x"], end)
-            curve["x"], curve["y"] = curve["x"][:kept], curve["y"][:kept]
+        end = 2 * statistics.median(drawn["x"][-1] for drawn in curves if drawn["x"])
+        for drawn in curves:
+            kept = bisect.bisect_right(drawn["x"], end)
+            drawn["x"], drawn["y"] = drawn["x"][:kept], drawn["y"][:kept]
 
 
 def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     """Tokens/s per GPU against tokens/s per user (1 / median TPOT), a point per rate."""
     curves: list[View] = []
-    for place, name in enumerate(names):
-        series_rows = rows[(rows["series"] == name) & (rows["tpot_p50_s"] > 0)]
-        if len(series_rows):
-            labels = [f"{rate_text(rate)} req/s" for rate in series_rows["rate_rps"]]
-            per_gpu = (series_rows["output_tokens_per_s"] / series_rows["gpus"]).tolist()
-            per_user = (1 / series_rows["tpot_p50_s"]).tolist()
-            short = (series_rows["attainment"] < TARGETS[0]).tolist()
-            curves.append(
-                {"s": place, "x": per_user, "y": per_gpu, "labels": labels, "hollow": short}
-            )
+    for place, _, series_rows in by_series(rows[rows["tpot_p50_s"] > 0], names):
+        labels = [f"{rate_text(rate)} req/s" for rate in series_rows["rate_rps"]]
+        per_gpu = series_rows["output_tokens_per_s"] / series_rows["gpus"]
+        short = (series_rows["attainment"] < TARGETS[0]).tolist()
+        per_user = 1 / series_rows["tpot_p50_s"]
+        curves.append(curve(place, per_user, per_gpu, labels=labels, hollow=short))
     return Figure(
         id="efficiency",
-        kind="lines",
         title="Throughput per GPU against speed per user",
         note="Output tokens ÷ makespan; speed per user is 1 / median TPOT. A point per rate, "
         "hollow where under 90 % met their SLO, ringed where no other beats it in both.",
         x=Axis("tokens/s per user", "number"),
         y=Axis("tokens/s per GPU", "number"),
-        views={ONLY: {"series": curves, "lines": [], "frontier": True}},
+        views={ONLY: {"series": curves, "frontier": True}},
         hover="point",
     )
 
@@ -331,21 +316,14 @@ def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool
     """
     series: list[View] = []
     for place, name in enumerate(names):
-        series_details = [d for d in details if d.series == name and math.isfinite(d.cost)]
-        if not series_details:
-            continue
-        line = {
-            "x": [d.rate_rps for d in series_details],
-            "y": [d.cost for d in series_details],
-            "lo": [d.cost_low for d in series_details],
-            "hi": [d.cost_high for d in series_details],
-        }
-        bar = {
-            "parts": [series_details[-1].cost],
-            "lo": series_details[-1].cost_low,
-            "hi": series_details[-1].cost_high,
-        }
-        series.append({"s": place, **(bar if compared else line)})
+        priced = [d for d in details if d.series == name and math.isfinite(d.cost)]
+        costs = [(d.cost, d.cost_low, d.cost_high) for d in priced]
+        if priced and compared:
+            cost, low, high = costs[-1]
+            series.append({"s": place, "parts": [cost], "lo": low, "hi": high})
+        elif priced:
+            each, lows, highs = map(list, zip(*costs, strict=True))
+            series.append(curve(place, [d.rate_rps for d in priced], each, lo=lows, hi=highs))
     if not series:
         return None
     marks = ("Bar", "line") if compared else ("Line", "band")
@@ -394,8 +372,8 @@ def classes(rows: pd.DataFrame, names: Sequence[str], prefix: str) -> Figure | N
     if not class_names:
         return None
     views: dict[str, View] = {}
-    for place, name in enumerate(names):
-        for _, row in rows[rows["series"] == name].iterrows():
+    for place, _, series_rows in by_series(rows, names):
+        for _, row in series_rows.iterrows():
             values = [float(row[prefix + k]) for k in class_names]
             if any(math.isfinite(v) for v in values):
                 view = views.setdefault(rate_key(float(row["rate_rps"])), {"series": []})
@@ -424,19 +402,9 @@ def all_classes(rows: pd.DataFrame, names: Sequence[str], *, slo: bool) -> list[
 
 def _curves(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
     curves = []
-    for place, name in enumerate(names):
-        series_rows = rows[(rows["series"] == name) & rows[column].notna()]
-        if len(series_rows):
-            curve: View = {
-                "s": place,
-                "x": series_rows["rate_rps"].tolist(),
-                "y": series_rows[column].tolist(),
-            }
-            curve["lo"], curve["hi"] = (
-                series_rows[f"{column}_lo"].tolist(),
-                series_rows[f"{column}_hi"].tolist(),
-            )
-            curves.append(curve)
+    for place, _, series_rows in by_series(rows[rows[column].notna()], names):
+        low, high = (series_rows[f"{column}{end}"].tolist() for end in ("_lo", "_hi"))
+        curves.append(curve(place, series_rows["rate_rps"], series_rows[column], lo=low, hi=high))
     return curves
 
 
@@ -486,17 +454,17 @@ def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
     alike = with_facets(plain.assign(swept=pd.to_numeric(plain[axis]), **{axis: 0}))
     swept = pd.DataFrame(
         {
-            "name": full_names(alike).to_numpy(),
+            "series": full_names(alike).to_numpy(),
             "x": alike["swept"].to_numpy(),
             "rate": alike["level_rps"].to_numpy(),
             "attainment": alike["attainment"].to_numpy(),
         }
     )
-    varied = swept.groupby("name")["x"].nunique()
-    names = [n for n in dict.fromkeys(swept["name"]) if varied[n] > 1][:_MOST_CURVES]
+    varied = swept.groupby("series")["x"].nunique()
+    names = [n for n in dict.fromkeys(swept["series"]) if varied[n] > 1][:_MOST_CURVES]
     if not names:
         return None
-    swept = swept[swept["name"].isin(names)]
+    swept = swept[swept["series"].isin(names)]
     knee = knee_rps(rows)
     rates = sorted(set(swept["rate"]), key=lambda rate: (rate != knee, rate))
     views = {rate_key(rate): _swept_view(swept[swept["rate"] == rate], names) for rate in rates}
@@ -504,7 +472,6 @@ def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
     word = _SWEPT[axis]
     return Figure(
         id=f"sweep-{axis.replace('_', '-')}",
-        kind="lines",
         title=f"Requests in SLO against {word}",
         note=f"Mean over seeds; band: lowest to highest seed. {_fewest(swept, names, word, rates)}",
         x=Axis(word, "number"),
@@ -517,31 +484,19 @@ def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
 
 def _swept_view(swept: pd.DataFrame, names: Sequence[str]) -> View:
     curves = []
-    for place, name in enumerate(names):
-        attainments = (
-            swept[swept["name"] == name].groupby("x")["attainment"].agg(["mean", "min", "max"])
-        )
-        if len(attainments):
-            curves.append(
-                {
-                    "s": place,
-                    "x": [float(x) for x in attainments.index],
-                    "y": attainments["mean"].tolist(),
-                    "lo": attainments["min"].tolist(),
-                    "hi": attainments["max"].tolist(),
-                }
-            )
-    lines = [{"axis": "y", "value": _TARGET, "label": "99 %"}]
+    for place, _, series_rows in by_series(swept, names):
+        shares = series_rows.groupby("x")["attainment"].agg(["mean", "min", "max"])
+        low, high = shares["min"].tolist(), shares["max"].tolist()
+        curves.append(curve(place, shares.index, shares["mean"], lo=low, hi=high))
+    lines = [_line("y", _TARGET, "99 %")]
     return {"names": list(names), "series": curves, "lines": lines}
 
 
 def _fewest(swept: pd.DataFrame, names: Sequence[str], word: str, rates: Sequence[float]) -> str:
     """A note on the smallest setting that reaches 99 % at the first rate."""
     texts = []
-    for name in names:
-        series_rows = swept[(swept["name"] == name) & (swept["rate"] == rates[0])]
+    for _, name, series_rows in by_series(swept[swept["rate"] == rates[0]], names):
         means = series_rows.groupby("x")["attainment"].mean()
-        enough = means[means >= _TARGET - 1e-12]
-        if len(means):
-            texts.append(f"{name}: {enough.index.min():g}" if len(enough) else f"{name}: none")
+        enough = means[reaches(means, _TARGET)]
+        texts.append(f"{name}: {enough.index.min():g}" if len(enough) else f"{name}: none")
     return f"Least {word} at 99 %, {rate_text(rates[0])} req/s: {'; '.join(texts)}."

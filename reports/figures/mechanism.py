@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .details import Distribution, LevelDetail
-from .figure import Axis, Figure, View, rate_key
+from .details import LevelDetail
+from .figure import Axis, Figure, View, curve, rate_key
 from .figures import curves_at_a_rate
 
 Floats = NDArray[np.float64]
@@ -18,6 +18,8 @@ MOST_FIGURES = 4
 
 MOST_CURVES = 8
 """Instances or models in a figure: those that have most."""
+
+_SHORTEST_S = 1e-4  # that a wait is shown with
 
 _APART = {
     "load": (
@@ -114,10 +116,7 @@ def _apart_view(detail: LevelDetail, metric: str) -> View:
     moved = [] if metric == "kv_gib" else detail.mechanism.moved_s
     return {
         "names": shown,
-        "series": [
-            {"s": place, "x": curves[entity][0].tolist(), "y": curves[entity][1].tolist()}
-            for place, entity in enumerate(shown)
-        ],
+        "series": [curve(place, *curves[entity]) for place, entity in enumerate(shown)],
         "lines": [{"axis": "x", "value": at_s, "label": ""} for at_s in moved],
     }
 
@@ -131,7 +130,9 @@ def _waits(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | Non
         view = views.setdefault(rate_key(detail.rate_rps), {"names": [], "series": [], "lines": []})
         for role, distribution in detail.waits.items():
             if len(distribution.value_s):
-                view["series"].append(_curve(len(view["names"]), distribution))
+                # Waits of nothing at all cannot stand on a logarithmic axis.
+                shown_s = np.maximum(distribution.value_s, _SHORTEST_S)
+                view["series"].append(curve(len(view["names"]), shown_s, distribution.share))
                 view["names"].append(f"{detail.series}: {role}" if role else detail.series)
     return curves_at_a_rate(
         id="waits",
@@ -152,8 +153,7 @@ def _activations(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure
         if len(took_s):
             share = np.arange(1, len(took_s) + 1) / len(took_s)
             view = views.setdefault(rate_key(detail.rate_rps), {"series": [], "lines": []})
-            curve = {"s": names.index(detail.series), "x": took_s.tolist(), "y": share.tolist()}
-            view["series"].append(curve)
+            view["series"].append(curve(names.index(detail.series), took_s, share))
     if not views:
         return None
     return curves_at_a_rate(
@@ -165,12 +165,3 @@ def _activations(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure
         y=Axis("activations within", "percent", top=1.0),
         views=views,
     )
-
-
-def _curve(place: int, distribution: Distribution) -> View:
-    """Waits of nothing at all cannot stand on a logarithmic axis: they are shown at 0.1 ms."""
-    return {
-        "s": place,
-        "x": np.maximum(distribution.value_s, 1e-4).tolist(),
-        "y": distribution.share.tolist(),
-    }

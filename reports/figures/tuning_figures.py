@@ -9,20 +9,14 @@ from typing import Any
 
 from ...tuner.capacity.search_options import SearchOutcome
 from ...tuner.search.settings import TuningObjective, tuning_objectives
-from .figure import AXES, ONLY, Axis, Figure, View
+from .figure import AXES, ONLY, Axis, Figure, View, curve
 from .figures import bar_figure
 
 Plain = Mapping[str, Any]  # of tune.json
 
-FINISHED, LOST, DEFAULT, TUNED, FRONT = (
-    "finished",
-    "raced out (estimate)",
-    "default",
-    "tuned",
-    "front",
-)
+MARKS = ("finished", "raced out (estimate)", "default", "tuned", "front")
+FINISHED, LOST, DEFAULT, TUNED, FRONT = MARKS
 UNDECIDED = SearchOutcome.UNDECIDED.value  # the value is a rate that was carried
-MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 
 def objectives_of(tuning: Plain) -> list[TuningObjective]:
@@ -37,43 +31,38 @@ def _axis(objective: TuningObjective) -> Axis:
 def _points(
     names: Sequence[str], series: str, rows: Sequence[Plain], x: Sequence[float], y: Sequence[float]
 ) -> View:
-    labels = [f"trial {row['number']}" for row in rows]
-    return {"s": names.index(series), "x": x, "y": y, "labels": labels}
+    return curve(names.index(series), x, y, labels=[f"trial {row['number']}" for row in rows])
+
+
+def _with_value(tuning: Plain) -> list[Plain]:
+    """The trials that have a value of the first objective."""
+    return [row for row in tuning["trials"] if row["values"] and row["values"][0] is not None]
 
 
 def history(tuning: Plain, names: Sequence[str]) -> Figure:
     """Values of the first objective, trial after trial, and the best so far."""
     objective = objectives_of(tuning)[0]
-    with_value = [
-        (row, row["values"][0])
-        for row in tuning["trials"]
-        if row["values"] is not None and row["values"][0] is not None
-    ]
+    with_value = _with_value(tuning)
 
-    def points(series: str, state: str, *also: str) -> View:
-        pairs = [(row, value) for row, value in with_value if row["state"] in (state, *also)]
-        rows, values = [row for row, _ in pairs], [value for _, value in pairs]
+    def points(series: str, *states: str) -> View:
+        rows = [row for row in with_value if row["state"] in states]
+        values = [row["values"][0] for row in rows]
         return _points(names, series, rows, [float(row["number"]) for row in rows], values)
 
-    finished = [
-        (row["number"], value) for row, value in with_value if row["state"] in (FINISHED, UNDECIDED)
-    ]
-    best = list(
-        itertools.accumulate((value for _, value in finished), max if objective.maximise else min)
-    )
-    line = {"s": names.index(TUNED), "x": [float(n) for n, _ in finished], "y": best}
-    every = [points(FINISHED, FINISHED, UNDECIDED), points(LOST, "lost")]
+    finished = points(FINISHED, FINISHED, UNDECIDED)
+    best = [*itertools.accumulate(finished["y"], max if objective.maximise else min)]
+    line = curve(names.index(TUNED), finished["x"], best)
+    every = [finished, points(LOST, "lost")]
     return Figure(
         id="history",
-        kind="lines",
         title="History",
         note="Trials in their order. Raced out: given up at the best one's rate; the value is an "
         "estimate from how many met their SLO there.",
         x=Axis("trial", "number"),
         y=_axis(objective),
         views={
-            "all": {"series": [p for p in every if p["x"]], "lines": [], "scatter": True},
-            "best": {"series": [line] if best else [], "lines": []},
+            "all": {"series": [p for p in every if p["x"]], "scatter": True},
+            "best": {"series": [line] if best else []},
         },
         picker="local",
         options=[["all", "all trials"], ["best", "best so far"]],
@@ -100,12 +89,11 @@ def front(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     return [
         Figure(
             id="front",
-            kind="lines",
             title="Pareto front",
             note="On the front none is better in one objective without being worse in another.",
             x=_axis(second),
             y=_axis(first),
-            views={ONLY: {"series": series, "lines": [], "scatter": True}},
+            views={ONLY: {"series": series, "scatter": True}},
             hover="point",
         )
     ]
@@ -120,7 +108,7 @@ def importances(tuning: Plain, names: Sequence[str]) -> list[Figure]:
             for parameter, (share, low, high) in shares.items()
         ]
         if bars:
-            views[name] = {"series": bars, "lines": []}
+            views[name] = {"series": bars}
     if not views:
         return []
     return [
@@ -143,7 +131,7 @@ def compared(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     for objective in objectives_of(tuning):
         if objective.name == "cost":
             continue
-        views, options = {}, []
+        views = {}
         for key, group in itertools.groupby(
             (row for row in tuning["confirmed"] if row["objective"] == objective.name),
             key=lambda row: (row["backend"], row["workload"]),
@@ -152,15 +140,11 @@ def compared(tuning: Plain, names: Sequence[str]) -> list[Figure]:
             for series, row in zip((DEFAULT, TUNED), group, strict=False):
                 if row["value"] is None:
                     continue
-                low = row["value"] if row["low"] is None else row["low"]
-                high = row["value"] if row["high"] is None else row["high"]
-                bars.append(
-                    {"s": names.index(series), "parts": [row["value"]], "lo": low, "hi": high}
-                )
+                value = row["value"]
+                low, high = (value if row[end] is None else row[end] for end in ("low", "high"))
+                bars.append({"s": names.index(series), "parts": [value], "lo": low, "hi": high})
             if bars:
-                name = " on ".join((key[1], key[0]))
-                views[name] = {"series": bars, "lines": []}
-                options.append([name, name])
+                views[" on ".join((key[1], key[0]))] = {"series": bars}
         if views:
             figures.append(
                 bar_figure(
@@ -170,7 +154,7 @@ def compared(tuning: Plain, names: Sequence[str]) -> list[Figure]:
                     x=_axis(objective),
                     views=views,
                     picker="local",
-                    options=options,
+                    options=[[name, name] for name in views],
                 )
             )
     return figures
@@ -185,7 +169,7 @@ def parallel_coordinates(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     """An axis a dimension and one for the first objective, a line a trial; none with fewer than two
     trials that have a value.
     """
-    rows = [row for row in tuning["trials"] if row["values"] and row["values"][0] is not None]
+    rows = _with_value(tuning)
     dimensions = [*tuning["space"]]
     if len(rows) < 2 or not dimensions:
         return []
@@ -198,38 +182,29 @@ def parallel_coordinates(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     places = [_places(values, log) for values, log in zip(columns, logs, strict=True)]
     labels = [*dimensions, objective.label]
     best = FRONT if len(tuning["objectives"]) > 1 else TUNED
+    ends = tuple((_short(n), *_ends(values)) for n, values in zip(labels, columns, strict=True))
 
-    def curve(number: int, row: Plain) -> View:
+    def draw(number: int, row: Plain) -> View:
         series = LOST if row["state"] == "lost" else DEFAULT if row["default"] else FINISHED
         points = [
             f"trial {row['number']}: {label} {_value_text(values[number])}"
             for label, values in zip(labels, columns, strict=True)
         ]
-        line = {
-            "s": names.index(best if row["number"] in tuning["best"] else series),
-            "x": list(range(len(labels))),
-            "y": [positions[number] for positions in places],
-            "labels": points,
-        }
+        is_best = row["number"] in tuning["best"]
         shade = math.ceil(_SHADES * (number + 1) / len(rows)) / 10
-        return line if row["number"] in tuning["best"] else {**line, "opacity": shade}
+        positions = [of_trials[number] for of_trials in places]
+        place = names.index(best if is_best else series)
+        more = {"labels": points} | ({} if is_best else {"opacity": shade})
+        return curve(place, range(len(labels)), positions, **more)
 
     return [
         Figure(
             id="parallel",
-            kind="lines",
             title="Parallel coordinates",
             note="A line a trial, the darker the better. Raced out trials have estimates.",
-            x=Axis(
-                "",
-                "number",
-                names=tuple(
-                    (_short(label), *_ends(values))
-                    for label, values in zip(labels, columns, strict=True)
-                ),
-            ),
+            x=Axis("", "number", names=ends),
             y=Axis("place in the range of the trials", "percent", top=1.0),
-            views={ONLY: {"series": [*itertools.starmap(curve, enumerate(rows))], "lines": []}},
+            views={ONLY: {"series": [*itertools.starmap(draw, enumerate(rows))]}},
             hover="point",
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -13,23 +13,23 @@ from ...harness.validation.accuracy.aiconfigurator import beside
 from ...harness.validation.accuracy.prediction_errors import ErrorSummary, Judged, summaries
 from ...workloads.errors import SloBenchError
 from ..figures.drawing import page_data
-from ..figures.figure import Axis, Figure, Format, View
+from ..figures.figure import Axis, Figure, Format, View, curve
 from .document import page, write_page
 from .table import Table, one_group
 
-HEADS = (
-    "engine",
-    "GPU",
-    "models",
-    "load, regime",
-    "metric",
-    "n",
-    "median",
-    "p90",
-    "bias",
-    "in band",
-    "AIConfigurator (ours, n)",
-)
+# Of a table: heads, and the texts below them; a last column has AIConfigurator's errors.
+_COLUMNS: Mapping[str, Callable[[ErrorSummary], str]] = {
+    "engine": lambda row: row.engine,
+    "GPU": lambda row: row.gpu,
+    "models": lambda row: row.model,
+    "load, regime": lambda row: row.mode,
+    "metric": lambda row: row.metric,
+    "n": lambda row: str(row.n),
+    "median": lambda row: f"{row.median_error:.1%}",
+    "p90": lambda row: f"{row.p90_error:.1%}",
+    "bias": lambda row: f"{row.bias:+.1%}",
+    "in band": lambda row: "–" if row.in_band is None else f"{row.in_band:.0%}",
+}
 GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
     ("engine", "by engine", lambda row: row.engine),
     ("gpu", "by GPU", lambda row: row.gpu),
@@ -54,36 +54,15 @@ def _regime(row: Judged) -> tuple[str, str, str, str, str]:
 def _beside(row: ErrorSummary, judged: Sequence[Judged]) -> str:
     """AIConfigurator's median error, and ours on the rows that it predicted."""
     group = (row.set, row.engine, row.gpu, row.model, row.mode)
-    comparison = beside(
-        [candidate for candidate in judged if _regime(candidate) == group], row.metric
-    )
-    return (
-        "–"
-        if comparison is None
-        else f"{comparison.theirs:.1%} ({comparison.ours:.1%}, {comparison.n})"
-    )
+    comparison = beside([other for other in judged if _regime(other) == group], row.metric)
+    if comparison is None:
+        return "–"
+    return f"{comparison.theirs:.1%} ({comparison.ours:.1%}, {comparison.n})"
 
 
 def shown(metric: str) -> bool:
     """Whether the metric is in tables: means, medians, throughput and rates."""
     return metric in UNITS or metric.rpartition("_")[2] in ("mean", "p50")
-
-
-def cells(row: ErrorSummary, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """A row of the table, under `HEADS`."""
-    return (
-        row.engine,
-        row.gpu,
-        row.model,
-        row.mode,
-        row.metric,
-        str(row.n),
-        f"{row.median_error:.1%}",
-        f"{row.p90_error:.1%}",
-        f"{row.bias:+.1%}",
-        "–" if row.in_band is None else f"{row.in_band:.0%}",
-        _beside(row, judged),
-    )
 
 
 def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -> RenderableType:
@@ -93,11 +72,14 @@ def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -
 
 
 def _table(judged: Sequence[Judged]) -> Table:
-    rows = [cells(row, judged) for row in regimes(judged)]
+    heads = [*_COLUMNS, "AIConfigurator (ours, n)"]
+    rows = [
+        [*(text(row) for text in _COLUMNS.values()), _beside(row, judged)]
+        for row in regimes(judged)
+    ]
     last = None if any(row[-1] != "–" for row in rows) else -1  # AIConfigurator predicted none
     title = f"Errors of {len(judged):,} prediction{'s' * (len(judged) != 1)}"
-    rows = [row[:last] for row in rows]
-    return one_group(title, HEADS[:last], rows, texts=range(5))
+    return one_group(title, heads[:last], [row[:last] for row in rows], texts=range(5))
 
 
 def _not(skipped: Counter[tuple[str, str]]) -> list[str]:
@@ -109,12 +91,8 @@ def _not(skipped: Counter[tuple[str, str]]) -> list[str]:
 def figures(judged: Sequence[Judged]) -> list[Figure]:
     """Predicted against measured, a figure a metric; each view has its own groups."""
     metrics = {name for row in judged for name in row.errors() if shown(name)}
-    order = [name for statistic in ("_mean", "", "_p50") for name in _with(statistic)]
+    order = [f"{name}{statistic}" for statistic in ("_mean", "", "_p50") for name in METRICS]
     return [_figure(judged, metric) for metric in order if metric in metrics]
-
-
-def _with(statistic: str) -> list[str]:
-    return [f"{name}{statistic}" for name in METRICS]
 
 
 def _figure(judged: Sequence[Judged], metric: str) -> Figure:
@@ -125,7 +103,6 @@ def _figure(judged: Sequence[Judged], metric: str) -> Figure:
     title = TITLES.get(metric, f"{latency.upper()} {statistic}")
     return Figure(
         id=metric,
-        kind="lines",
         title=title,
         note=f"{len(measured_rows):,} measurements, logarithmic axes.",
         x=Axis(f"measured, {unit}", form, "log"),
@@ -141,15 +118,10 @@ def _view(measured_rows: Sequence[Judged], metric: str, group_of: Callable[[Judg
     groups: dict[str, list[Judged]] = {}
     for row in measured_rows:
         groups.setdefault(group_of(row), []).append(row)
-    series = [
-        {
-            "s": place,
-            "x": [row.measured[metric] for row in rows],
-            "y": [row.predicted[metric] for row in rows],
-            "labels": [_label(row, metric) for row in rows],
-        }
-        for place, (_, rows) in enumerate(sorted(groups.items()))
-    ]
+    series = []
+    for place, (_, rows) in enumerate(sorted(groups.items())):
+        x, y = [row.measured[metric] for row in rows], [row.predicted[metric] for row in rows]
+        series.append(curve(place, x, y, labels=[_label(row, metric) for row in rows]))
     top = max(max(row.measured[metric], row.predicted[metric]) for row in measured_rows)
     return {
         "series": series,

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...harness.results.run_folder import BAND_BASIS as _BASIS
-from ..figures.facets import by_facet, facets_of
+from ..figures.facets import by_facet, by_series, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.levels import TARGETS, highest_rate
 from .table import Row, Table
@@ -65,8 +65,7 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
     rows = _levels(cells)
     groups: list[tuple[str, list[Row]]] = []
     for facet, of_facet in by_facet(rows, facets_of(cells)).items() if len(rows) else ():
-        for name in names:
-            series_rows = of_facet[of_facet["series"] == name]
+        for _, name, series_rows in by_series(of_facet, names):
             lines: list[Row] = [
                 [
                     rate_text(float(row["level_rps"])),
@@ -75,8 +74,7 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
                 ]
                 for _, row in series_rows.iterrows()
             ]
-            if lines:
-                groups.append((f"{facet}: {name}" if facet else name, lines))
+            groups.append((f"{facet}: {name}" if facet else name, lines))
     heads = ("req/s", *(head for _, head, _ in _SHOWN), "step times")
     return Table(
         "Prediction bands (90 %)",

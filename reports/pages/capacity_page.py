@@ -17,7 +17,7 @@ from ...harness.results.read_run import RunResults
 from ...tuner.capacity.capacity_checkpoint import read_capacity
 from ...tuner.capacity.search_options import SearchOutcome
 from ..figures.facets import SETUP, facet_noun, facets_of
-from ..figures.figure import ONLY, Axis, Figure, View, percent_text, rate_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, rate_text, seconds_text
 from .answer import strong
 from .table import Cell, Table, one_group
 
@@ -42,15 +42,15 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
 
 
 def _cells(row: Row, name: str) -> list[str | Cell]:
-    has_capacity = bool(row["capacity_rps"])
+    width = "–"
+    if row["capacity_rps"]:
+        width = f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
     return [
         name,
         f"≥ {row['target']:g}",
         Cell(capacity_text(row), style="bold"),
         interval_text(row),
-        f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
-        if has_capacity
-        else "–",
+        width,
         band_text(row),
     ]
 
@@ -182,15 +182,9 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         place = _place(row, cells)
         levels = [level for level in row["levels"] if level["attainment"] is not None]
         if place is not None:
-            curves.append(
-                {
-                    "s": list(names).index(place[1]),
-                    "x": [level["rate_rps"] for level in levels],
-                    "y": [level["attainment"] for level in levels],
-                    "lo": [level["attainment_low"] for level in levels],
-                    "hi": [level["attainment_high"] for level in levels],
-                }
-            )
+            columns = ("rate_rps", "attainment", "attainment_low", "attainment_high")
+            x, y, low, high = ([level[name] for level in levels] for name in columns)
+            curves.append(curve(list(names).index(place[1]), x, y, lo=low, hi=high))
     if not curves:
         return None
     targets = sorted({row["target"] for row in rows})
@@ -203,7 +197,6 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         ]
     return Figure(
         id="capacity",
-        kind="lines",
         title="Capacity",
         note="Share of requests in SLO in the long run: all runs of a rate together, without their "
         "start and end. Band: 95 % interval, requests of a run taken as correlated.",
@@ -217,11 +210,9 @@ def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
     """The facet and the series of a search: what the page calls its cells."""
     in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
     search_cells = cells[in_search & (cells["folder"] == row["folder"])]
-    return (
-        (str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0]))
-        if len(search_cells)
-        else None
-    )
+    if search_cells.empty:
+        return None
+    return str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0])
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:

@@ -14,6 +14,7 @@ from ..figures.figure import rate_text
 from .table import Cell, Table
 
 _CHOICES = ("decisions_order", "decisions_victim", "decisions_release")
+_DEPARTURES = ("decisions_overtaking", "decisions_other_victim", "decisions_release")
 _PREEMPTIONS = ("preemptions_swap", "preemptions_recompute")
 _HEADS = ("Chosen from the queue", "overtaking", "Victims chosen", "not the latest", "Sent away")
 _PREEMPTED = ("Swaps", "Recomputations")
@@ -27,13 +28,18 @@ def _of_systems(cells: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     return {str(name): series_cells for name, series_cells in decided.groupby("series", sort=False)}
 
 
+def _any(cells: pd.DataFrame, columns: Sequence[str]) -> bool:
+    """Whether a cell counted anything in one of the columns."""
+    return bool(cells[list(columns)].to_numpy().any())
+
+
 def never_asked(cells: pd.DataFrame) -> list[str]:
     """A sentence for each series whose policy had no choice in any cell."""
     return [
         f"The policy of {name} made no difference, for it was never asked: no request waited "
         "beside another, none was preempted, and none was sent away."
         for name, series_cells in _of_systems(cells).items()
-        if not series_cells[list(_CHOICES)].to_numpy().any()
+        if not _any(series_cells, _CHOICES)
     ]
 
 
@@ -41,14 +47,12 @@ def kept_order_of_arrival(cells: pd.DataFrame) -> list[str]:
     """A sentence for each series whose policy had a choice, but always took what a queue in order
     of arrival takes.
     """
-    departures = ["decisions_overtaking", "decisions_other_victim", "decisions_release"]
     return [
         f"The policy of {name} never left the order of arrival: it chose the earliest request "
         f"{int(series_cells['decisions_order'].sum())} times and the latest victim "
         f"{int(series_cells['decisions_victim'].sum())} times."
         for name, series_cells in _of_systems(cells).items()
-        if series_cells[list(_CHOICES)].to_numpy().any()
-        and not series_cells[departures].to_numpy().any()
+        if _any(series_cells, _CHOICES) and not _any(series_cells, _DEPARTURES)
     ]
 
 
@@ -57,7 +61,7 @@ def sentences(cells: pd.DataFrame) -> list[str]:
     lines = []
     for name, series_cells in _of_systems(cells).items():
         sums = {column: int(series_cells[column].sum()) for column in DECISIONS}
-        if any(sums[column] for column in _CHOICES):
+        if _any(series_cells, _CHOICES):
             lines.append(
                 f"Inside the server, the policy of {name} took {sums['decisions_order']} requests "
                 f"from a queue with others ({sums['decisions_overtaking']} before an earlier one), "
@@ -124,11 +128,8 @@ def _beside(level: Mapping[str, Any]) -> str:
         for name, rows in level["differing"].items()
         if rows
     ]
-    return f"{both}. {alike}{_listed(differing)}."
-
-
-def _listed(differing: Sequence[str]) -> str:
-    return f"; different: {', '.join(differing)}" if differing else ""
+    different = f"; different: {', '.join(differing)}" if differing else ""
+    return f"{both}. {alike}{different}."
 
 
 def _named(rows: Sequence[int]) -> str:

@@ -149,16 +149,14 @@ def _embedding_stages(cell: CellTrace, request: int) -> list[Stage]:
     if cell.trace.log_of(request) is not None:
         return _stages(cell, request)
     records = cell.result.records
-    at_s = [
-        float(column[request])
-        for column in (records.arrival_s, records.first_scheduled_s, records.finish_s)
-    ]
+    columns = records.arrival_s, records.first_scheduled_s, records.finish_s
+    arrival_s, begin_s, finish_s = (float(column[request]) for column in columns)
     spans = [
-        LatencySpan(at_s[0], at_s[1], SpanKind.QUEUE),
-        LatencySpan(at_s[1], at_s[2], SpanKind.EMBED),
+        LatencySpan(arrival_s, begin_s, SpanKind.QUEUE),
+        LatencySpan(begin_s, finish_s, SpanKind.EMBED),
     ]
     waited = [span for span in spans if span.duration_s]
-    return [Stage(at_s[0], at_s[2], "embedder", "on arrival", waited)]
+    return [Stage(arrival_s, finish_s, "embedder", "on arrival", waited)]
 
 
 def explain_measured(
@@ -267,11 +265,8 @@ def _decided(e: Explanation) -> list[str]:
             {k: v for k, v in e.decisions[side].items() if k != "entered"}
             for side in ("server", "simulated")
         )
-        lines.append(
-            "Both treated it alike."
-            if on_server == in_simulation
-            else "They treated it differently."
-        )
+        alike = on_server == in_simulation
+        lines.append("Both treated it alike." if alike else "They treated it differently.")
     return lines
 
 

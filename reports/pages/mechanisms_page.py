@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...harness.core.counters import COUNT
-from ..figures.facets import by_facet, facets_of
+from ..figures.facets import by_facet, by_series, facets_of
 from ..figures.figure import rate_text
 from .table import Cell, Table
 
@@ -94,16 +94,14 @@ def table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: 
     """Counts of every system at every rate, by facet; without rows where no system has any."""
     groups = []
     for facet, of_facet in by_facet(rows, facets_of(cells)).items():
-        for name in names:
-            series_rows = of_facet[of_facet["series"] == name]
+        for place, name, series_rows in by_series(of_facet, names):
             lines = [
                 [rate_text(float(row["rate_rps"])), counts_text(counts)]
                 for _, row in series_rows.iterrows()
                 if (counts := _counts(row))
             ]
             if lines:
-                head = Cell(name, series=list(names).index(name), before=facet)
-                groups.append((head, lines))
+                groups.append((Cell(name, series=place, before=facet), lines))
     return Table(
         "What the mechanisms did",
         ("Offered req/s", "Counts"),

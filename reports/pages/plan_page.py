@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from ...predictors.specs import gpu, gpus
 from ...tuner.planning.fleet import totals
 from ...tuner.planning.offers import spread_text
 from ...tuner.planning.prices import default_prices
+from ...workloads.parsing import finite
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View, percent_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, seconds_text
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -67,11 +69,9 @@ def _figures(plan: SizedOffer) -> dict[str, float | None]:
     figures = plan.figures
     values = {} if figures is None else asdict(figures)
     keeps = values.pop("keeps", None)
-    limit_w = plan.gpus * gpu(plan.offer.gpu).power_w
-    rounded = {name: None if value is None else round(value, 6) for name, value in values.items()}
     return {
-        **rounded,
-        "gpu_power_limit_w": limit_w,
+        **{name: _round(value) for name, value in values.items()},
+        "gpu_power_limit_w": plan.gpus * gpu(plan.offer.gpu).power_w,
         "keeps_probability": None if keeps is None else round(keeps, 4),
     }
 
@@ -85,12 +85,11 @@ def _catalogue_usd(plan: SizedOffer) -> float | None:
 def _capacity(plan: SizedOffer) -> dict[str, float | str | None]:
     capacity = plan.capacity
     if capacity is None:
-        return {"capacity_rps": None, "low_rps": None, "high_rps": None, "outcome": None}
-    high = capacity.high_rps if math.isfinite(capacity.high_rps) else None
+        return dict.fromkeys(("capacity_rps", "low_rps", "high_rps", "outcome"))
     return {
         "capacity_rps": capacity.capacity_rps,
         "low_rps": capacity.low_rps,
-        "high_rps": high,
+        "high_rps": finite(capacity.high_rps),
         "outcome": capacity.outcome.value,
     }
 
@@ -102,12 +101,11 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
         name = "\n".join(plan_parts(row))
         price = f"{row['usd_per_hour']:.2f}"
         if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
-            of_catalogue = row["catalogue_usd_per_hour"]
-            price += "\n(–)" if of_catalogue is None else f"\n({of_catalogue:.2f})"
+            price += f"\n({_or_dash(row['catalogue_usd_per_hour'], '.2f')})"
         spare = spare_of(row)
         shown = "" if spare is None else f"{spare:+.0%}"
-        share = attainment_text(row)
-        lines.append((name, price, share, _interval(row), shown, _keeps(row)))
+        keeps = _or_dash(row["keeps_probability"], ".0%")
+        lines.append((name, price, attainment_text(row), _interval(row), shown, keeps))
     heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
 
@@ -185,9 +183,8 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{row['capacity_rps']:.3g}\n{low}{high}"
 
 
-def _keeps(row: dict[str, Any]) -> str:
-    keeps = row["keeps_probability"]
-    return "–" if keeps is None else f"{keeps:.0%}"
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def spare_of(row: dict[str, Any]) -> float | None:
@@ -201,7 +198,6 @@ _WAYS = {"fixed": False, "autoscaled": True}
 
 def fleet_rows(planned: FleetPlan) -> list[dict[str, Any]]:
     """One row for each pool: its plan, its instances by hour, GPU-hours and USD of a day."""
-    catalogue = default_prices()
     return [
         {
             "pool": pool_plan.pool.name,
@@ -209,21 +205,17 @@ def fleet_rows(planned: FleetPlan) -> list[dict[str, Any]]:
             **plan_row(pool_plan.plan, pool_plan.load, planned.prices),
             "rates_rps": list(pool_plan.pool.rates_rps),
             "instances_by_hour": list(pool_plan.instances),
-            **{
-                f"gpu_hours_{way}": _round(pool_plan.gpu_hours(scaled))
-                for way, scaled in _WAYS.items()
-            },
-            **{
-                f"usd_per_day_{way}": _round(pool_plan.usd_per_day(planned.prices, scaled))
-                for way, scaled in _WAYS.items()
-            },
-            **{
-                f"catalogue_usd_per_day_{way}": _round(pool_plan.usd_per_day(catalogue, scaled))
-                for way, scaled in _WAYS.items()
-            },
+            **_by_way("gpu_hours", pool_plan.gpu_hours),
+            **_by_way("usd_per_day", partial(pool_plan.usd_per_day, planned.prices)),
+            **_by_way("catalogue_usd_per_day", partial(pool_plan.usd_per_day, default_prices())),
         }
         for pool_plan in planned.pools
     ]
+
+
+def _by_way(name: str, amount: Callable[[bool], float | None]) -> dict[str, float | None]:
+    """An amount of a day for each of `_WAYS`."""
+    return {f"{name}_{way}": _round(amount(scaled)) for way, scaled in _WAYS.items()}
 
 
 def _round(value: float | None) -> float | None:
@@ -235,19 +227,13 @@ def fleet_table(planned: FleetPlan) -> RichTable:
     lines = []
     for pool_plan, row in zip(planned.pools, fleet_rows(planned), strict=True):
         name = "\n".join([f"{pool_plan.pool.name}: {row['model']}", *plan_parts(row)])
-        share = attainment_text(row)
-        lines.append(
-            (name, share, *(_day(planned, [pool_plan], scaled) for scaled in _WAYS.values()))
-        )
+        days = (_day(planned, [pool_plan], scaled) for scaled in _WAYS.values())
+        lines.append((name, attainment_text(row), *days))
     if len(planned.pools) > 1:
-        every = planned.pools
-        lines.append(
-            ("all pools", "", *(_day(planned, every, scaled) for scaled in _WAYS.values()))
-        )
-    heads = ("pool", "in SLO %", "fixed", "autoscaled")
-    return one_group("Fleet", heads, lines).rich(
-        "cheapest day (simulated; USD and GPU-hours a day)"
-    )
+        days = (_day(planned, planned.pools, scaled) for scaled in _WAYS.values())
+        lines.append(("all pools", "", *days))
+    table = one_group("Fleet", ("pool", "in SLO %", *_WAYS), lines)
+    return table.rich("cheapest day (simulated; USD and GPU-hours a day)")
 
 
 def _day(planned: FleetPlan, pools: list[PoolPlan] | tuple[PoolPlan, ...], scaled: bool) -> str:
@@ -328,32 +314,23 @@ def _beats(row: Row, rival: Row) -> bool:
 def _figure(rows: Sequence[Row], best: Sequence[bool], name: str) -> Figure | None:
     """Plans by price and one more figure; None where no plan has it."""
     curves: list[View] = []
+    judged = [pair for pair in zip(rows, best, strict=True) if pair[0].get(name) is not None]
     for place, on_front in enumerate((True, False)):
-        chosen = [
-            row
-            for row, is_best in zip(rows, best, strict=True)
-            if is_best is on_front and row.get(name) is not None
-        ]
+        chosen = [row for row, is_best in judged if is_best is on_front]
         if chosen:
-            curves.append(
-                {
-                    "s": place,
-                    "x": [row["usd_per_hour"] for row in chosen],
-                    "y": [row[name] for row in chosen],
-                    "labels": [", ".join(plan_parts(row)[:2]) for row in chosen],
-                }
-            )
+            labels = [", ".join(plan_parts(row)[:2]) for row in chosen]
+            x, y = ([row[key] for row in chosen] for key in ("usd_per_hour", name))
+            curves.append(curve(place, x, y, labels=labels))
     if not curves:
         return None
     better = "higher" if name in _MORE_IS_BETTER else "lower"
     return Figure(
         id=f"price-{name}",
-        kind="lines",
         title=f"Price and {_AXES[name].label}",
         note=f"Left and {better} is better. The front is that of price and all four figures.",
         x=Axis("USD per hour", "number"),
         y=_AXES[name],
-        views={ONLY: {"series": curves, "lines": [], "scatter": True}},
+        views={ONLY: {"series": curves, "scatter": True}},
         hover="point",
     )
 
@@ -373,20 +350,19 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
     )
     lines: list[list[str | Cell]] = []
     for row, is_best in zip(rows, best, strict=True):
-        of_catalogue = row["catalogue_usd_per_hour"]
         lines.append(
             [
                 Cell(", ".join(plan_parts(row)), best=is_best),
                 f"{row['usd_per_hour']:.2f}",
-                "–" if of_catalogue is None else f"{of_catalogue:.2f}",
+                _or_dash(row["catalogue_usd_per_hour"], ".2f"),
                 percent_text(row["attainment"]),
                 f"{row['attainment_low']:.1%} to {row['attainment_high']:.1%}",
-                "–" if row["spare"] is None else f"{row['spare']:+.0%}",
+                _or_dash(row["spare"], "+.0%"),
                 *(seconds_text(row[name] or math.nan) for name in ("ttft_p99_s", "tpot_p99_s")),
                 _number(row["joules_per_output_token"], "J"),
                 _number(row["gpu_power_mean_w"], "W"),
                 _number(row["gpu_power_limit_w"], "W"),
-                "–" if row["keeps_probability"] is None else f"{row['keeps_probability']:.0%}",
+                _or_dash(row["keeps_probability"], ".0%"),
             ]
         )
     note = (

@@ -18,7 +18,7 @@ from ...predictors.lengths.predictor_config import PredictorConfig
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ...workloads.parsing import plain_fields
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View
+from ..figures.figure import ONLY, Axis, Figure, curve
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -191,22 +191,17 @@ def write_evaluation(evaluation: PredictorEvaluation, config: PredictorConfig, o
 def reliability_figure(evaluation: PredictorEvaluation) -> Figure:
     """Share of correct predictions against the predicted probability."""
     bins = evaluation.reliability
-    curve: View = {
-        "s": 0,
-        "x": [bin_.said for bin_ in bins],
-        "y": [bin_.true for bin_ in bins],
-        "labels": [f"{bin_.rows:,} answers" for bin_ in bins],
-    }
+    labels = [f"{bin_.rows:,} answers" for bin_ in bins]
+    reliability = curve(0, [b.said for b in bins], [b.true for b in bins], labels=labels)
     diagonal = {"axis": "diagonal", "value": 1.0, "label": "as sure as right"}
     return Figure(
         id="reliability",
-        kind="lines",
         title="Reliability",
         note="Predictions in ten bins by the probability of their likeliest bucket; below the line "
         "it is surer than it should be.",
         x=Axis("said probability", "percent", top=1.0),
         y=Axis("share that was right", "percent", top=1.0),
-        views={ONLY: {"series": [curve], "lines": [diagonal]}},
+        views={ONLY: {"series": [reliability], "lines": [diagonal]}},
         hover="point",
     )
 
@@ -234,16 +229,12 @@ def _curves(came: StreamEvaluation) -> Sequence[str]:
 
 
 def _stream_cells(window: StreamWindow) -> list[str]:
-    shares = [window.as_trained, window.corrected]
-    if window.baseline is not None:
-        shares.append(window.baseline)
-    learnt = "–"
-    if window.update is not None:
-        learnt = f"{window.update.rows} answers, {window.update.verdict}"
+    shares = window.as_trained, window.corrected, window.baseline, window.within_one
+    update = window.update
     return [
         f"{window.first + 1}–{window.first + window.rows}",
-        *(f"{share:.1%}" for share in (*shares, window.within_one)),
-        learnt,
+        *(f"{share:.1%}" for share in shares if share is not None),
+        "–" if update is None else f"{update.rows} answers, {update.verdict}",
     ]
 
 
@@ -258,15 +249,13 @@ def _stream_notes(came: StreamEvaluation) -> list[str]:
 
 def drift_figure(came: StreamEvaluation) -> Figure:
     """Shares in the named bucket, window after window."""
-    shares = [
+    shares: list[Sequence[float | None]] = [
         [window.as_trained for window in came.windows],
         [window.corrected for window in came.windows],
         [window.baseline for window in came.windows],
     ]
     ends = [window.first + window.rows for window in came.windows]
-    curves: list[View] = [
-        {"s": place, "x": ends, "y": shares[place]} for place in range(len(_curves(came)))
-    ]
+    curves = [curve(place, ends, shares[place]) for place in range(len(_curves(came)))]
     learnt = [
         {"axis": "x", "value": window.first + window.rows, "label": window.update.verdict}
         for window in came.windows
@@ -274,7 +263,6 @@ def drift_figure(came: StreamEvaluation) -> Figure:
     ]
     return Figure(
         id="drift",
-        kind="lines",
         title="Answers in the predicted bucket",
         note="Every answer is predicted before it is learnt from. Vertical lines: the adapter was "
         "taught, and what was taken of it.",

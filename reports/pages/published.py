@@ -27,7 +27,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from ...workloads.slo import parse_slo
 from ..figures.facets import IDENTITY, axes_of
-from ..figures.levels import knee_rps, level_rates, reaches
+from ..figures.levels import drifting, knee_rps, level_rates, reaches
 from .published_table import Claim, Pins, PublishedRow, PublishedTable, figure_text, load_published
 
 MANY_ROWS = 20
@@ -204,18 +204,15 @@ def finding(
     if row.column is None:
         return Finding("not run")
     others: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
+    differing: tuple[str, ...] = ()
     try:
         chosen = [_choose({**row.where, **pins}, cells, settings, knee) for pins in others]
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
-        try:
-            by_seed = [_by_seed(row, choice.cells) for choice in chosen]
-            text, verdict = _judge(row, by_seed)
-        except _CannotTellError as error:
-            if differing:
-                return Finding("another set-up", remarks=differing)
-            return Finding(error.verdict, remarks=(str(error),))
+        text, verdict = _judge(row, [_by_seed(row, choice.cells) for choice in chosen])
     except _CannotTellError as error:
+        if differing:
+            return Finding("another set-up", remarks=differing)
         return Finding(error.verdict, remarks=(str(error),))
     remarks = (*differing, *best, *_not_stationary(row, chosen))
     return Finding("another set-up" if differing else verdict, text, remarks)
@@ -393,11 +390,10 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
         values = [_compared(row, by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
     interval = interval_over_seeds(values)
     signed = row.than is not None and row.by == "difference"
-    text = figure_text(
-        interval.mean, "" if math.isfinite(interval.half) else row.unit, signed=signed
-    )
+    unit, half = row.unit, ""
     if math.isfinite(interval.half):
-        text = f"{text} ± {figure_text(interval.half, row.unit)}"
+        unit, half = "", f" ± {figure_text(interval.half, row.unit)}"
+    text = figure_text(interval.mean, unit, signed=signed) + half
     return text, verdict(interval, row.claim, row.null)
 
 
@@ -458,9 +454,5 @@ def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, 
     cells = pd.concat([choice.cells for choice in chosen])
     if row.reaches is not None:
         cells = cells[reaches(cells["attainment"], row.reaches)]
-    if (
-        "stationary" not in cells
-        or not cells["stationary"].map(lambda is_stationary: is_stationary is False).any()
-    ):
-        return ()
-    return ("not stationary: the figure depends on the run's length",)
+    drifts = bool(drifting(cells).any())
+    return ("not stationary: the figure depends on the run's length",) * drifts

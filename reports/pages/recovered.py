@@ -7,7 +7,7 @@ gives each policy the constant's goodput recovers 0 %, one that gives it the ora
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -87,7 +87,7 @@ def table(cells: pd.DataFrame, badge: str = "") -> Table:
     rows = recovered(cells)
     predictors = list(dict.fromkeys(name for row in rows for name in row.shares))
     heads = ("system", "req/s", "gap, req/s", *predictors)
-    lines = list(_lines(rows, predictors))
+    lines = [_line(row, predictors) for row in rows]
     constants = ", ".join(dict.fromkeys(row.constant for row in rows))
     return one_group(
         "Goodput recovered by the length predictor",
@@ -100,11 +100,10 @@ def table(cells: pd.DataFrame, badge: str = "") -> Table:
     )
 
 
-def _lines(rows: Sequence[Recovered], predictors: Sequence[str]) -> Iterator[list[str]]:
-    for row in rows:
-        row_shares = row.shares if row.is_gap else {}
-        shares = [_share(row_shares[name]) if name in row_shares else "–" for name in predictors]
-        yield [row.setup, rate_text(row.rate_rps), f"{row.gap_rps:.2f}", *shares]
+def _line(row: Recovered, predictors: Sequence[str]) -> list[str]:
+    row_shares = row.shares if row.is_gap else {}
+    shares = [_share(row_shares[name]) if name in row_shares else "–" for name in predictors]
+    return [row.setup, rate_text(row.rate_rps), f"{row.gap_rps:.2f}", *shares]
 
 
 def _share(estimate: tuple[float, float]) -> str:

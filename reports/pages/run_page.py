@@ -39,13 +39,27 @@ from . import (
     mechanisms_page,
     published,
     recovered,
-    summary_page,
     validation,
     why,
     winners,
 )
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
+from .summary_page import (
+    LESS_WORK,
+    NOT_STATIONARY,
+    best_table,
+    cache_texts,
+    failed_text,
+    invalid_reason,
+    level_table,
+    not_stationary_text,
+    oversize_text,
+    shared_cores_text,
+    short_answers_text,
+    truncated_text,
+    unfitted_pairs,
+)
 
 MANY = 4
 """Largest number of values listed in the page's title; more are counted."""
@@ -100,7 +114,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         ),
         summary=None
         if capacity_page.only_searches(searched, runs)
-        else summary_page.best_table(cells, rows, details, names, badge),
+        else best_table(cells, rows, details, names, badge),
         why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
         badge=badge,
@@ -116,7 +130,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         validation=validation.shown(validated),
         scatters=scatters,
         allowed=allowed.table_of(runs),
-        level_table=summary_page.level_table(cells, rows, names, badge),
+        level_table=level_table(cells, rows, names, badge),
         all_figures=all_figures_page.table(cells, rows, names, badge),
         meanings=all_figures_page.meanings(rows),
         best=winners.table(cells, names, badge),
@@ -208,57 +222,58 @@ def slo_text(bounds: Mapping[str, SloRange]) -> str:
     return ", ".join(f"{name.upper()} ≤ {one(bound)}" for name, bound in bounds.items())
 
 
+_ROOM, _MISSED = "the context or the KV cache", "they count as missed."
+
+
 def _notices(
     cells: pd.DataFrame, rows: pd.DataFrame, runs: Sequence[RunResults]
 ) -> list[tuple[str, str]]:
     """Return the notices above the results: simulated, unfitted, invalid."""
-    lines = []
-    simulated = cells[cells["backend"] == "simulated"]
-    if len(simulated):
-        which = "All" if len(simulated) == len(cells) else "Some"
-        sentence = (
-            f"{which} numbers on this page come from a simulator with a step-time model, not "
-        )
-        lines.append(("Simulated.", f"{sentence}from a running server."))
-    if pairs := summary_page.unfitted_pairs(cells):
-        sentence = (
-            f"{pairs}: an analytic estimate, not fitted to measurements. Compare systems with "
-        )
-        lines.append(("Unfitted step times.", f"{sentence}it; do not size a deployment by it."))
-    lines += [("Unfinished.", f"{run.unfinished}.") for run in runs if run.unfinished]
+    simulated = int((cells["backend"] == "simulated").sum())
+    which = ("All" if simulated == len(cells) else "Some") if simulated else ""
     invalid = cells[~cells["valid"]]
-    if len(invalid):
-        why = f"Reason of the first: {summary_page.invalid_reason(invalid)}"
-        sentence = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
-        lines.append(("Invalid cells.", f"{sentence}{_listed(invalid['cell'], 'cells')}. {why}."))
-    if drifting := summary_page.not_stationary_text(rows):
-        lines.append(("Not stationary.", f"{drifting}. {summary_page.NOT_STATIONARY}"))
-    if never := mechanisms_page.silent(cells):
-        lines.append(("Mechanisms that never acted.", " ".join(never)))
-    if decided := decisions_page.sentences(cells):
-        lines.append(("Decisions.", " ".join(decided)))
-    if equal := mechanisms_page.equal_results(cells):
-        lines.append(("Equal results.", " ".join(equal)))
-    if shared := summary_page.shared_cores_text(cells):
-        lines.append(("One machine.", f"{shared}."))
-    if truncated := summary_page.truncated_text(cells):
-        sentence = f"{truncated} were shortened to fit the context or the KV cache."
-        lines.append(("Truncated.", sentence))
-    if overlong_requests := summary_page.oversize_text(cells):
-        sentence = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
-        lines.append(("Too long.", sentence))
-    if failed := summary_page.failed_text(cells):
-        lines.append(("Failed requests.", f"{failed}; they count as missed."))
-    if cached := summary_page.cache_texts(cells):
-        lines.append(("Prefix cache.", " ".join(f"{text}." for text in cached)))
-    if short := summary_page.short_answers_text(cells):
-        lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
-    if without := [run.name for run in runs if not run.keeps_requests]:
-        sentence = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
-        lines.append(("No per-request records", sentence))
-    if len(runs) > 1:
-        lines.append((f"{len(runs)} runs together:", f"{', '.join(run.name for run in runs)}."))
-    return lines
+    left_out = f"{len(invalid)} of {len(cells)}" if len(invalid) else ""
+    without = ", ".join(run.name for run in runs if not run.keeps_requests)
+    together = ", ".join(run.name for run in runs) if len(runs) > 1 else ""
+    # Of each a title, what is empty where there is nothing to say, and the rest of the sentence.
+    notices = [
+        (
+            "Simulated.",
+            which,
+            " numbers on this page come from a simulator with a step-time model, not from a "
+            "running server.",
+        ),
+        (
+            "Unfitted step times.",
+            unfitted_pairs(cells),
+            ": an analytic estimate, not fitted to measurements. Compare systems with it; do not "
+            "size a deployment by it.",
+        ),
+        *(("Unfinished.", run.unfinished, ".") for run in runs),
+        (
+            "Invalid cells.",
+            left_out,
+            f" are left out of every figure and mean: {_listed(invalid['cell'], 'cells')}. "
+            f"Reason of the first: {invalid_reason(invalid)}.",
+        ),
+        ("Not stationary.", not_stationary_text(rows), f". {NOT_STATIONARY}"),
+        ("Mechanisms that never acted.", " ".join(mechanisms_page.silent(cells)), ""),
+        ("Decisions.", " ".join(decisions_page.sentences(cells)), ""),
+        ("Equal results.", " ".join(mechanisms_page.equal_results(cells)), ""),
+        ("One machine.", shared_cores_text(cells), "."),
+        ("Truncated.", truncated_text(cells), f" were shortened to fit {_ROOM}."),
+        ("Too long.", oversize_text(cells), f" exceed {_ROOM}; {_MISSED}"),
+        ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
+        ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
+        ("Short answers.", short_answers_text(cells), LESS_WORK),
+        (
+            "No per-request records",
+            without and f"were kept by {without}",
+            ": distributions, causes and cost are missing.",
+        ),
+        (f"{len(runs)} runs together:", together, "."),
+    ]
+    return [(title, f"{text}{end}") for title, text, end in notices if text]
 
 
 def _setup(run: RunResults, suffix: str) -> dict[str, Any]:

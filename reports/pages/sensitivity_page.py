@@ -14,7 +14,7 @@ from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ...workloads.parsing import finite
 from ..figures.drawing import page_data
-from ..figures.figure import AXES, Axis, Figure, View, form_text
+from ..figures.figure import AXES, Axis, Figure, View, curve, form_text
 from ..figures.levels import GOODPUT_DIVISOR
 from .document import page, write_page
 from .table import Table
@@ -130,16 +130,13 @@ def _point_json(sensitivity: Sensitivity, point: Point) -> dict[str, Any]:
 
 def figure(sensitivity: Sensitivity) -> Figure:
     """The one figure: what is changed is picked, a line for each system, a band over its seeds."""
-    label = (
-        "capacity, req/s" if sensitivity.ranked.metric == CAPACITY else sensitivity.ranked.metric
-    )
+    metric = sensitivity.ranked.metric
     return Figure(
         id="sensitivity",
-        kind="lines",
         title="Sensitivity to errors of the simulation",
         note="Line: mean over seeds; band: lowest to highest seed. One thing is changed at a time.",
         x=Axis("changed to", "number"),
-        y=Axis(label, AXES[sensitivity.ranked.form]),
+        y=Axis("capacity, req/s" if metric == CAPACITY else metric, AXES[sensitivity.ranked.form]),
         views={axis.name: _view(sensitivity, axis) for axis in sensitivity.axes},
         picker="local",
         options=[[axis.name, axis.label] for axis in sensitivity.axes],
@@ -148,20 +145,13 @@ def figure(sensitivity: Sensitivity) -> Figure:
 
 def _view(sensitivity: Sensitivity, axis: Perturbation) -> View:
     points = sensitivity.along(axis)
-    curves: list[View] = [
-        {
-            "s": place,
-            "x": [point.value for point in points],
-            "y": [point.mean(system) for point in points],
-            "lo": [min(point.outcomes[system]) for point in points],
-            "hi": [max(point.outcomes[system]) for point in points],
-        }
-        for place, system in enumerate(sensitivity.systems)
-    ]
-    return {
-        "series": curves,
-        "lines": [{"axis": "x", "value": axis.neutral, "label": "as simulated"}],
-    }
+    curves: list[View] = []
+    for place, system in enumerate(sensitivity.systems):
+        low, high = ([end(point.outcomes[system]) for point in points] for end in (min, max))
+        means = [point.mean(system) for point in points]
+        curves.append(curve(place, [point.value for point in points], means, lo=low, hi=high))
+    line = {"axis": "x", "value": axis.neutral, "label": "as simulated"}
+    return {"series": curves, "lines": [line]}
 
 
 def write_sensitivity(sensitivity: Sensitivity, out: Path) -> Path:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ...harness.results.read_run import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
 from ..figures.details import LevelDetail
-from ..figures.facets import abbreviated, by_facet, facets_of
+from ..figures.facets import abbreviated, by_facet, by_series, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.labels import is_letter
 from ..figures.levels import (
@@ -35,12 +35,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import (
-    bands_page,
-    decisions_page,
-    mechanisms_page,
-    recovered,
-)
+from . import bands_page, decisions_page, mechanisms_page, recovered
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -149,29 +144,25 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     for name, text in abbreviated(cells).items():
         if is_letter(name.rpartition(" ")[2]):  # says nothing unless it is explained
             notes.append(f"{name}: {text}")
-    if pairs := unfitted_pairs(cells):
-        notes.append(f"unfitted: step times of {pairs} are an analytic estimate.")
     invalid = cells[~cells["valid"]]
-    if len(invalid):
-        count = f"{len(invalid)} of {len(cells)}"
-        notes.append(f"{count} cells are invalid and left out: {invalid_reason(invalid)}.")
-    if drifting := not_stationary_text(rows):
-        notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
-    if energy := _energy_text(rows):
-        notes.append(f"J per output token, lowest and highest rate: {energy}.")
-    if overlong_requests := oversize_text(cells):
-        notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
-    if short := short_answers_text(cells):
-        notes.append(f"{short}: those levels had less work than offered.")
-    if shared := shared_cores_text(cells):
-        notes.append(f"{shared}.")
-    if failed := failed_text(cells):
-        notes.append(f"{failed}.")
-    notes += [f"{text}." for text in cache_texts(cells)]
-    if truncated := truncated_text(cells):
-        notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
+    left_out = f"{len(invalid)} of {len(cells)}" if len(invalid) else ""
+    too_long = "Too long for the context or the KV cache, and missed: "
+    # Of each a beginning, what is empty where there is nothing to say, and the end.
+    facts = [
+        ("unfitted: step times of ", unfitted_pairs(cells), " are an analytic estimate."),
+        ("", left_out, f" cells are invalid and left out: {invalid_reason(invalid)}."),
+        ("not stationary: ", not_stationary_text(rows), f". {NOT_STATIONARY}"),
+        ("J per output token, lowest and highest rate: ", _energy_text(rows), "."),
+        (too_long, oversize_text(cells), "."),
+        ("", short_answers_text(cells), LESS_WORK),
+        ("", shared_cores_text(cells), "."),
+        ("", failed_text(cells), "."),
+        *(("", text, ".") for text in cache_texts(cells)),
+        ("Served with fewer tokens than the workload has: ", truncated_text(cells), "."),
+    ]
     return [
         *notes,
+        *(f"{begin}{text}{end}" for begin, text, end in facts if text),
         *bands_page.notes(cells),
         *mechanisms_page.notes(cells),
         *decisions_page.sentences(cells),
@@ -188,10 +179,13 @@ def _energy_text(rows: pd.DataFrame) -> str:
 
 
 def invalid_reason(invalid: pd.DataFrame) -> str:
-    """Why the first of these cells is invalid."""
+    """Why the first of these cells is invalid; empty without cells."""
+    if invalid.empty:
+        return ""
     return str(invalid[REASON_COLUMN].iloc[0]) if REASON_COLUMN in invalid else "late client"
 
 
+LESS_WORK = ": those levels had less work than offered."
 NOT_STATIONARY = (
     "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
     "change with a longer run."
@@ -319,7 +313,11 @@ def best_table(
             (
                 facet,
                 [
-                    (_named(name, names), *figures, _cost(details, facet, name, rate))
+                    (
+                        Cell(name, series=names.index(name)),
+                        *figures,
+                        _cost(details, facet, name, rate),
+                    )
                     for name, rate, figures in _each(of_facet, names, shown, drifting)
                 ],
             )
@@ -330,10 +328,6 @@ def best_table(
     return Table("Summary", heads, groups, (0,), (), caption, note, badge, css, _IN_ROOM)
 
 
-def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
-    return Cell(name, series=list(names).index(name), before=facet)
-
-
 def _rates(
     cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
 ) -> Iterator[Row]:
@@ -341,20 +335,16 @@ def _rates(
     top = float(cells["level_rps"].max())
     goodput = best_goodput(rows, names)
     best = set(winners(goodput, names, rate_text))
-    for name in names:
-        series_cells = cells[cells["series"] == name]
-        if series_cells.empty:
-            continue
-        name_cell = _named(name, names)
+    for place, name, series_cells in by_series(cells, names):
         highest = [highest_rate(series_cells, target) for target in TARGETS]
         yield (
-            name_cell,
+            Cell(name, series=place),
             *(
                 Cell(
                     highest_text(rate),
                     css="" if rate.rate_rps is not None else "dim",
                     bar=_share(rate.rate_rps or 0.0, top),
-                    bar_of=name_cell.series or 0,
+                    bar_of=place,
                 )
                 for rate in highest
             ),
@@ -374,8 +364,8 @@ def _each(
     """
     best = {measure: measure.best(rows) for measure in shown}
     top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
-    for place, name in enumerate(names):
-        for _, row in rows[rows["series"] == name].iterrows():
+    for place, name, series_rows in by_series(rows, names):
+        for _, row in series_rows.iterrows():
             values = [float(row[measure.column]) for measure in shown]
             texts = [measure.text(value) for measure, value in zip(shown, values, strict=True)]
             yield (
@@ -431,11 +421,9 @@ def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], b
     groups = []
     powered = bool(len(_powered(rows)))
     for facet, of_facet in by_facet(rows, facets_of(cells)).items():
-        for name in names:
-            series_rows = of_facet[of_facet["series"] == name]
-            if len(series_rows):
-                lines = [_level_row(row, powered=powered) for _, row in series_rows.iterrows()]
-                groups.append((_named(name, names, facet), lines))
+        for place, name, series_rows in by_series(of_facet, names):
+            lines = [_level_row(row, powered=powered) for _, row in series_rows.iterrows()]
+            groups.append((Cell(name, series=place, before=facet), lines))
     caption = "Means over seeds, with the lowest and highest attainment of a seed"
     note, label = divisor_text(cells), "All systems at all rates"
     heads = (*LEVEL_HEADS[:-1], "J/token", LEVEL_HEADS[-1]) if powered else LEVEL_HEADS

@@ -30,15 +30,12 @@ def tuning_text(tuning: Plain) -> RenderableType:
     if any(tuning["importances"].values()):
         parts.append(_importance_table(tuning))
     if tuning["ablations"]:
-        parts.append(_ablation_table(tuning).rich("The winner with one parameter at its default"))
-        parts.append(Text(_ablation_table(tuning).note, style="dim"))
+        parts += _noted(_ablation_table(tuning), "The winner with one parameter at its default")
     if tuning["confirmed"]:
         both = len({row["backend"] == "simulated" for row in tuning["confirmed"]}) > 1
         where = "simulated and measured" if both else origin(tuning)
         title = f"Default and tuned on fresh seeds ({where})"
-        parts.append(_confirmed_table(tuning).rich(title))
-        if note := _confirmed_table(tuning).note:
-            parts.append(Text(note, style="dim"))
+        parts += _noted(_confirmed_table(tuning), title)
     parts.append(Text(confirmed_sentence(tuning), style="bold"))
     failed = [row for row in tuning["trials"] if row["state"] == "failed"]
     parts += [
@@ -48,6 +45,11 @@ def tuning_text(tuning: Plain) -> RenderableType:
     if len(failed) > 5:
         parts.append(Text(f"… and {len(failed) - 5} others", style="yellow"))
     return Group(*parts)
+
+
+def _noted(table: Table, title: str) -> list[RenderableType]:
+    """A table and its note for a terminal."""
+    return [table.rich(title), *([Text(table.note, style="dim")] if table.note else [])]
 
 
 def headline(tuning: Plain) -> str:

@@ -30,7 +30,7 @@ from ...harness.validation.replay.run_replay import FOLDER, TABLE, ValidatedPoin
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import finite, parse_json
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, curve, seconds_text
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -168,27 +168,21 @@ def scatter(validation: Validation, metric: str) -> Figure:
 def quantiles(validation: Validation) -> Figure:
     """Quantiles of the real and simulated distribution of each latency."""
     shares = np.linspace(0, 1, 101)
+    simulated, real = validation.simulated, validation.real
 
-    def curve(place: int, seconds: NDArray[np.float64]) -> View:
+    def draw(place: int, seconds: NDArray[np.float64]) -> View:
         times_s = seconds[np.isfinite(seconds)]
         values = np.quantile(times_s, shares) if len(times_s) else np.zeros(0)
-        return {"s": place, "x": values.tolist(), "y": shares[: len(values)].tolist()}
+        return curve(place, values, shares[: len(values)])
 
     return Figure(
         id="distribution",
-        kind="lines",
         title="Share of requests within a time",
         note="Real against simulated.",
         x=Axis("seconds", "seconds"),
         y=Axis("requests", "percent", top=1.0),
         views={
-            metric: {
-                "series": [
-                    curve(0, validation.simulated[metric]),
-                    curve(1, validation.real[metric]),
-                ],
-                "lines": [],
-            }
+            metric: {"series": [draw(0, simulated[metric]), draw(1, real[metric])]}
             for metric in METRICS
         },
         picker="local",
@@ -232,15 +226,12 @@ class ValidatedLevel:
 
     def errors(self) -> list[ErrorRow]:
         """Table of errors, one row for each statistic."""
-        return [self.error(metric, name) for metric in METRICS for name in STATISTICS]
-
-    def error(self, metric: str, statistic: str) -> ErrorRow:
-        """One figure of the error table."""
-        for row in self.table["rows"]:
-            if (row["metric"], row["statistic"]) == (metric, statistic):
-                values = (np.nan if row[name] is None else float(row[name]) for name in _VALUES)
-                return ErrorRow(metric, statistic, *values)
-        raise KeyError((metric, statistic))
+        rows = {(row["metric"], row["statistic"]): row for row in reversed(self.table["rows"])}
+        errors = []
+        for key in itertools.product(METRICS, STATISTICS):
+            values = (np.nan if (v := rows[key][name]) is None else float(v) for name in _VALUES)
+            errors.append(ErrorRow(*key, *values))
+        return errors
 
 
 def found_in(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[ValidatedLevel]:
@@ -395,15 +386,9 @@ def scatter_view(real: NDArray[np.float64], simulated: NDArray[np.float64], plac
     points = np.flatnonzero(np.isfinite(real) & np.isfinite(simulated))
     points = points[:: max(1, -(-len(points) // _MOST_POINTS))]
     top = float(max(real[points].max(), simulated[points].max())) if len(points) else 0.0
+    labels = [f"request {point}" for point in points]
     return {
-        "series": [
-            {
-                "s": place,
-                "x": real[points].tolist(),
-                "y": simulated[points].tolist(),
-                "labels": [f"request {point}" for point in points],
-            }
-        ],
+        "series": [curve(place, real[points], simulated[points], labels=labels)],
         "lines": [{"axis": "diagonal", "value": top, "label": "equal"}],
         "scatter": True,
     }
@@ -413,7 +398,6 @@ def scatter_of(metric: str, views: dict[str, View], options: list[list[str]]) ->
     """The figure of one or more such views."""
     return Figure(
         id=f"scatter-{metric}",
-        kind="lines",
         title=TITLES[metric],
         note=f"A point a request, {_MOST_POINTS:,} at most; on the line both agree.",
         x=Axis("real, s", "seconds"),

@@ -92,13 +92,3 @@ def test_module_outside_all_folders_is_named(checked):
 def test_shortest_circle_through_each_node(import_cycles):
     graph = {"a": {"b"}, "b": {"c", "a"}, "c": {"d"}, "d": {"b"}, "e": {"a"}}
     assert import_cycles.circles(graph) == [("a", "b"), ("b", "c", "d")]
-
-
-def test_layers_on_one_line(tmp_path, import_cycles):
-    line = '"toy.a | toy.b", "toy.c : toy.d", "(toy.e)"'
-    text = CONTRACT.replace('"toy.top", "toy.inner.middle", "toy.inner.low"', line)
-    (tmp_path / "pyproject.toml").write_text(text)
-    layers = import_cycles.read_layers(tmp_path / "pyproject.toml")
-    assert layers.level == {"toy.a": 0, "toy.b": 0, "toy.c": 1, "toy.d": 1, "toy.e": 2}
-    assert layers.is_upward("toy.a", "toy.b")
-    assert not layers.is_upward("toy.c", "toy.d")
