@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...harness.servers.server_kinds import LAUNCHED
 from ..options.parameters import argument, epilog, flag, option
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
     )
 )
 def install(
-    backend: Annotated[str, argument("BACKEND", "Server: vllm or sglang.")],
+    backend: Annotated[str, argument("BACKEND", f"Server: {' or '.join(LAUNCHED)}.")],
     cpu: Annotated[bool, flag("Install the build for machines without a GPU.", "--cpu")] = False,
     version: Annotated[
         str | None,
@@ -45,14 +46,14 @@ def install(
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.environments import recipe
+    from ...harness.servers.server_kinds import server_kind
 
     def say(line: str) -> None:
         if verbose or not line.startswith(" "):
             typer.echo(line, err=True)
 
     environment = environments.install(
-        recipe(backend),
+        server_kind(backend, LAUNCHED),
         "cpu" if cpu else "cuda",
         version=version,
         packages=packages or (),
@@ -67,7 +68,7 @@ def list_backends(
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.environments import RECIPES
+    from ...harness.servers.server_kinds import server_kinds
 
     rows = [
         {"name": e.name, "state": "installed", "path": str(e.path)}
@@ -86,9 +87,9 @@ def list_backends(
         for e in environments.beside_us()
     ]
     there = {row["name"] for row in rows}
-    for recipe in RECIPES.values():
-        for device, build in recipe.builds.items():
-            name = f"{recipe.backend}-{build.version}-{device}"
+    for server, kind in server_kinds().items():
+        for device, build in kind.builds.items():
+            name = f"{server}-{build.version}-{device}"
             if name not in there:
                 rows.append({"name": name, "state": "can be installed", "path": ""})
     if as_json:
@@ -104,7 +105,7 @@ def list_backends(
     epilog=epilog(["slo-bench backends check vllm", "slo-bench backends check vllm==0.31.0"])
 )
 def check(
-    backend: Annotated[str, argument("BACKEND", "Server: vllm, sglang, or vllm==V.")],
+    backend: Annotated[str, argument("BACKEND", f"Server: {', '.join(LAUNCHED)}, or vllm==V.")],
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
     """Check that the plugin fits a server: every function that it uses is there and takes the

@@ -174,7 +174,7 @@ def _imported_modules() -> dict[str, set[str]]:
     files = [path for folder in folders for path in folder.rglob("*.py")]
     modules: dict[str, set[str]] = {}
     for path in files:
-        if "plugins" not in path.parts:
+        if "plugin" not in path.parts:
             for line in _IMPORT.finditer(path.read_text("utf-8")):
                 name = line["source"] or line["module"]
                 modules.setdefault(name.partition(".")[0], set()).add(name)
@@ -254,6 +254,7 @@ def _gpu() -> Finding:
 
 def _servers() -> Finding:
     from ...harness.servers.launch.environments import beside_us, installed
+    from ...harness.servers.server_kinds import DEFAULT_SERVER
 
     servers = [
         *(e.name for e in installed()),
@@ -261,7 +262,7 @@ def _servers() -> Finding:
     ]
     if servers:
         return Finding("servers", "ok", ", ".join(servers))
-    mend = "slo-bench backends install vllm --cpu"
+    mend = f"slo-bench backends install {DEFAULT_SERVER} --cpu"
     return Finding("servers", "missing", "none; the simulator needs none", mend)
 
 

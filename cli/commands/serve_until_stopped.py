@@ -122,7 +122,7 @@ def say_whether_it_looks(system: System, say: Callable[[str], None]) -> None:
 def before(
     stack: contextlib.ExitStack,
     predictor: str | None,
-    field: str,
+    field: str | None,
     say: Callable[[str], None],
 ) -> Callable[[GatewayTarget], GatewayTarget]:
     """Return a function that puts a length predictor before servers; the identity without a
@@ -131,7 +131,7 @@ def before(
     Raises:
         SloBenchError: it cannot be had.
     """
-    if predictor is None:
+    if predictor is None or field is None:
         return lambda plan: plan
     from ...harness.servers.gateway.foretold_lengths import LengthPredictionPlan, foretells
 
@@ -185,12 +185,12 @@ def serve_torch(
         SloBenchError: the model or the system cannot be served so.
     """
     need("torch", "--backend torch")
-    from ...harness.core.wire import VLLM_FIELD
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name
     from ...harness.servers.gateway import GatewayPlan
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.launch.random_model import TINY
+    from ...harness.servers.torch.torch_kind import TORCH_ENGINE
     from ...harness.servers.torch.torch_server import serving_model
 
     if model is None:
@@ -204,7 +204,7 @@ def serve_torch(
         else:
             if length_predictor is not None:
                 say_whether_it_looks(system_by_name(system), say)
-            add_predictor = before(stack, length_predictor, VLLM_FIELD, say)
+            add_predictor = before(stack, length_predictor, TORCH_ENGINE.values_field, say)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
             url = stack.enter_context(gateway(add_predictor(plan), port=port, say=say, **access))
         typer.echo(url)

@@ -23,6 +23,7 @@ from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
+DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class System:
 
     `cluster` decides across instances in place of the router, and which instances there are.
     `sharing` serves several models on shared GPUs; `policy` is then that of their engines.
-    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands.
+    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands;
+    by default that of the server of its name, else vLLM's.
     """
 
     name: str
@@ -41,7 +43,7 @@ class System:
     source: str = field(default="", compare=False)  # paper or project
     cluster: ClusterPolicy | None = None
     sharing: SharingPolicy | None = None
-    residuals_engine: str = "vllm"
+    residuals_engine: str = ""
 
     @property
     def description(self) -> str:
@@ -124,7 +126,6 @@ class _Stock:
     prefix_cache: bool = False
     cluster: str = ""
     sharing: bool = False
-    residuals_engine: str = "vllm"
 
     def system(self, name: str) -> System:
         if self.sharing:
@@ -138,7 +139,6 @@ class _Stock:
             self.prefix_cache,
             self.source,
             cluster,
-            residuals_engine=self.residuals_engine,
         )
 
 
@@ -196,7 +196,6 @@ _STOCK = {
         "Zheng et al., NeurIPS 2024",
         router="prefix-aware",
         prefix_cache=True,
-        residuals_engine="sglang",
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),

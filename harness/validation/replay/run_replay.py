@@ -33,7 +33,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.parsing import finite
 from ....workloads.whole_file import write_whole
 from ...experiments.execution.cell_specs import CellSpec
-from ...policies.systems import system
+from ...policies.systems import DEFAULT_SYSTEM, system
 from ...results.cell_files import Column, gzip_csv
 from ...results.engine_logs import RealLog
 from ...results.run_folder import read_rows
@@ -220,7 +220,8 @@ def _replayed(
     requests: AskedRequests | None = None,
     swap_s: float | None = None,
 ) -> Validation:
-    engine, parameters = str(level.meta.get("system") or "vllm"), level.meta.get("parameters") or {}
+    engine = str(level.meta.get("system") or DEFAULT_SYSTEM)
+    parameters = level.meta.get("parameters") or {}
     names = system(engine).parameters()
     return validate(
         level.log,
