@@ -101,9 +101,9 @@ if TYPE_CHECKING:
     from .tuner.capacity.capacity_options import CapacityOptions as CapacityOptions
     from .tuner.capacity.folder import CapacityResult as CapacityResult
     from .tuner.capacity.folder import search_capacity as search_capacity
-    from .tuner.planning import PlanOptions as PlanOptions
-    from .tuner.planning import TargetLoad as TargetLoad
-    from .tuner.planning import plan_cheapest as plan_cheapest
+    from .tuner.planning.plan_search import PlanOptions as PlanOptions
+    from .tuner.planning.plan_search import TargetLoad as TargetLoad
+    from .tuner.planning.plan_search import plan_cheapest as plan_cheapest
     from .tuner.search.settings import TuneSettings as TuneSettings
     from .tuner.search.tuning_run import tune as tune
     from .workloads.errors import SloBenchError as SloBenchError
@@ -121,11 +121,11 @@ _NAMES_OF = {
     ".reports.compare.comparing": ("compare", "read_results"),
     ".reports.figures.notebook": ("plotly_figures",),
     ".reports.pages.run_page": ("write_report",),
-    ".tuner.capacity.asked": ("CapacityOptions",),
+    ".tuner.capacity.capacity_options": ("CapacityOptions",),
     ".tuner.capacity.folder": ("CapacityResult", "search_capacity"),
-    ".tuner.planning": ("PlanOptions", "TargetLoad", "plan_cheapest"),
+    ".tuner.planning.plan_search": ("PlanOptions", "TargetLoad", "plan_cheapest"),
     ".tuner.search.settings": ("TuneSettings",),
-    ".tuner.search.tune": ("tune",),
+    ".tuner.search.tuning_run": ("tune",),
     ".workloads.errors": ("SloBenchError",),
     ".workloads.request": ("Request",),
     ".workloads.slo": ("parse_slo",),

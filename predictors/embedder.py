@@ -72,7 +72,7 @@ class Embedder:
     @cached_property
     def _bytes_per_token(self) -> float:
         model = self.model
-        widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.split
+        widened = model.traits.mlp_matrices * model.intermediate / self.split
         return activation_bytes(model.hidden, widened)
 
     def blocks(self, batch: Iterable[Texts]) -> int:

@@ -43,7 +43,7 @@ class Lora:
         """Parameters of one adapter: of all matrices of all layers."""
         m = self.model
         attention = 2 * m.hidden + 2 * m.query_width + 2 * (m.hidden + m.kv_width)
-        mlp = (3 if m.traits.gated_mlp else 2) * (m.hidden + m.intermediate)
+        mlp = m.traits.mlp_matrices * (m.hidden + m.intermediate)
         return m.layers * self.rank * (attention + mlp)
 
     @property

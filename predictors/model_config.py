@@ -11,8 +11,8 @@ from typing import Any
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
 from ..workloads.parsing import parse_json
+from .families import FIELDS, Architecture, Family, ModelType, architecture_of, architectures
 from .model_spec import (
-    FAMILIES,
     Experts,
     LatentAttention,
     LinearAttention,
@@ -21,41 +21,6 @@ from .model_spec import (
     SparseAttention,
 )
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Families whose layers have experts; Qwen shares a family with its dense models.
-_EXPERT_TYPES = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "gpt_oss",
-    "minimax_m2",
-    "qwen3_next",
-    "qwen3_5_moe_text",
-    "llama4_text",
-    "deepseek_v32",
-    "glm_moe_dsa",
-)
-# Families whose attention is sparse, by an indexer.
-_SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
-# Families with linear attention in some layers, a gated delta rule.
-_LINEAR_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-# Fields that published files leave to the defaults of Transformers.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "llama4_text": {"no_rope_layer_interval": 4, "interleave_moe_layer_step": 1},
-}
 _SPECULATIVE = (
     "num_lookahead_tokens",
     "num_lookahead_slots",
@@ -85,24 +50,15 @@ _OTHER = {
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
 }
-# Fields of `_OTHER` that are modelled in these families.
-_MODELLED_OF: dict[str, tuple[str, ...]] = {
-    "llama4_text": ("interleave_moe_layer_step", "attention_chunk_size"),
-    **dict.fromkeys(_SPARSE_TYPES, ("index_topk",)),
-    **dict.fromkeys(
-        _LINEAR_TYPES, ("linear_num_value_heads", "full_attention_interval", "layer_group_size")
-    ),
-}
-# Fields whose names say that they shape a layer, and of these the ones that are read, or that leave
-# sizes and times as they are.
+# Fields whose names say that they shape a layer, and of these the ones that are read beside the
+# sizes, or that leave sizes and times as they are.
 _PARTS = re.compile(
     r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
 )
-_READ_OR_HARMLESS = re.compile(
+_HARMLESS = re.compile(
     r"_?sliding_window_pattern|query_pre_attn_scalar|moe_layers|attn_(scale|temperature_tuning)|"
-    r"interleave_moe_layer_step|attention_chunk_size|num_attention_heads|multi_query_attention|(use_)?sliding_window|max_window_layers|attn_type_list|"
-    r"num_local_experts|(moe_)?num_experts|n_(routed|shared)_experts|"
-    r"(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
+    r"interleave_moe_layer_step|attention_chunk_size|multi_query_attention|(use_)?sliding_window|"
+    r"max_window_layers|attn_type_list|n_shared_experts|(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
     r"decoder_sparse_step|(moe_)?router_.*|.*dropout(_prob)?|.*bias|_?attn_implementation.*|"
     r"linear_conv_kernel_dim|full_attention_interval|attn_output_gate|mamba_ssm_dtype|"
     r"attention_softmax_in_fp32|use_(flash|logn)_attn|layernorm_full_attention_.*"
@@ -110,20 +66,6 @@ _READ_OR_HARMLESS = re.compile(
 _SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
 _INTEGERS = {"4": "int4", "8": "int8"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "FP4": "nvfp4"}
-_OF_THEIR_NAME = ("llama", "mistral", "qwen", "qwen2", "qwen3", "opt", "glm", "glm4", "bert")
-_FAMILY_OF_TYPE = {
-    **{name: name for name in _OF_THEIR_NAME},
-    **dict.fromkeys(("xlm-roberta", "roberta"), "xlm-roberta"),
-    "mixtral": "mistral",
-    "qwen2_moe": "qwen2",
-    "qwen3_moe": "qwen3",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", *_SPARSE_TYPES), "deepseek"),
-    "gpt_oss": "gpt-oss",
-    "minimax_m2": "minimax",
-    "gemma3_text": "gemma3",
-    "llama4_text": "llama",
-    **dict.fromkeys(_LINEAR_TYPES, "qwen3-next"),
-}
 
 
 class Fields:
@@ -169,6 +111,20 @@ class Fields:
         return value
 
 
+class _Config(Fields):
+    """The fields of a `config.json`, with what its architecture calls them."""
+
+    def __init__(self, path: Path | str, fields: Mapping[str, Any]) -> None:
+        architecture = architecture_of(fields)
+        super().__init__(path, {**(architecture.type.defaults if architecture else {}), **fields})
+        self.architecture = architecture or Architecture(ModelType(""), Family("", ()))
+        self.type, self.family = self.architecture.type, self.architecture.family
+
+    def named(self, size: str, default: int | None = None) -> int:
+        """One of `FIELDS`; a whole number of at least one."""
+        return self.count(*self.architecture.names(size), default=default)
+
+
 def read_model(path: Path) -> ModelSpec:
     """The model whose folder or `config.json` is `path`, named after the folder.
 
@@ -199,28 +155,25 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     whole = Fields(path, fields)
     config = _language_model(whole)
     _refuse_unmodelled(config)
-    family = _family(config)
-    if family == "opt":
-        _refuse_other_opt(config)
-    heads = config.count("num_attention_heads")
-    hidden = config.count("hidden_size")
-    head_dim = config.count("head_dim", "kv_channels", default=max(1, hidden // heads))
-    layers = config.count("num_hidden_layers", "num_layers")
-    context_tokens = _context_tokens(config, family)
+    _refuse_other_types(config)
+    heads, hidden = config.named("heads"), config.named("hidden")
+    head_dim = config.named("head_dim", default=max(1, hidden // heads))
+    layers = config.named("layers")
+    context_tokens = _context_tokens(config)
     latent = _latent(config)
-    kv_heads = 1 if latent else _kv_heads(config, family, heads)
+    kv_heads = 1 if latent else _kv_heads(config, heads)
     spec = ModelSpec(
         name=name,
-        family=family,
+        family=config.family.name,
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=latent.kv_rank + latent.rope_dim if latent else head_dim,
-        intermediate=_intermediate(config, family),
-        vocab=config.count("padded_vocab_size", "vocab_size"),
+        intermediate=_intermediate(config),
+        vocab=config.named("vocab"),
         context_tokens=context_tokens,
-        tied_embeddings=_tied(config, family),
+        tied_embeddings=_tied(config),
         origin=str(path),
         experts=_experts(config, layers),
         latent=latent,
@@ -237,21 +190,19 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     return spec
 
 
-def _language_model(whole: Fields) -> Fields:
+def _language_model(whole: Fields) -> _Config:
     """The language model of a file: its `text_config` where it has one, and what holds for all."""
     text = whole.fields.get("text_config")
     if text is None:
         language = dict(whole.fields)
     elif isinstance(text, dict):
         around = {name: value for name, value in whole.fields.items() if name != "text_config"}
-        _refuse_unmodelled(Fields(whole.path, around | {"vision_config": None}))
+        _refuse_unmodelled(_Config(whole.path, around | {"vision_config": None}))
         shared = ("quantization_config", "tie_word_embeddings")
         language = {name: around[name] for name in shared if name in around} | text
     else:
         raise whole.fail(f"field 'text_config' must be an object but is {text!r:.60}")
-    kind = language.get("model_type")
-    defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
-    return Fields(whole.path, defaults | language)
+    return _Config(whole.path, language)
 
 
 def _image_encoder_parameters(whole: Fields, hidden: int) -> int:
@@ -274,14 +225,15 @@ def _image_encoder_parameters(whole: Fields, hidden: int) -> int:
     return layers * (4 * width + 2 * inner) * width + width * (patch + hidden)
 
 
-def _refuse_unmodelled(config: Fields) -> None:
+def _refuse_unmodelled(config: _Config) -> None:
     kind = str(config.fields.get("model_type", ""))
-    for name in _EXPERTS:
+    for name in config.architecture.names("experts"):
         value = config.fields.get(name)
-        if isinstance(value, int) and value > 1 and kind not in _EXPERT_TYPES:
+        if isinstance(value, int) and value > 1 and not config.type.experts:
+            with_experts = sorted(a.type.name for a in architectures() if a.type.experts)
             raise config.fail(
                 f"mixture of experts (field {name!r} is {value}) of model_type {kind!r} is not "
-                f"modelled yet; known: {', '.join(_EXPERT_TYPES)}"
+                f"modelled yet; known: {', '.join(with_experts)}"
             )
     for name in _SPECULATIVE:
         if config.fields.get(name):
@@ -293,12 +245,13 @@ def _refuse_unmodelled(config: Fields) -> None:
             f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
         )
     for name, feature in _OTHER.items():
-        if config.fields.get(name) and name not in _MODELLED_OF.get(kind, ()):
+        if config.fields.get(name) and name not in config.type.reads:
             raise config.fail(f"{feature} (field {name!r}) is not modelled yet")
     if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
         raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
+    sizes = {name for size in FIELDS for name in config.architecture.names(size)}
     for name, value in config.fields.items():
-        if value and _PARTS.search(name) and not _READ_OR_HARMLESS.fullmatch(name):
+        if value and name not in sizes and _PARTS.search(name) and not _HARMLESS.fullmatch(name):
             raise config.fail(
                 f"field {name!r} ({value!r:.60}) is not known, and may change sizes or times; "
                 "remove it if it does not"
@@ -344,24 +297,26 @@ def _group_dtype(form: str, group: Any) -> str | None:
     return {"8": "fp8", "4": "mxfp4" if "mxfp4" in form else "nvfp4"}.get(bits)
 
 
-def _family(config: Fields) -> str:
-    kind = config.fields.get("model_type")
-    if kind == "chatglm":
-        # One name, two designs: ChatGLM-6B has a plain MLP, its successors a gated one.
-        return "chatglm" if "inner_hidden_size" in config.fields else "chatglm2"
-    if not isinstance(kind, str) or kind not in _FAMILY_OF_TYPE:
-        types = ", ".join(sorted({*_FAMILY_OF_TYPE, "chatglm"}))
+def _refuse_other_types(config: _Config) -> None:
+    if not config.type.name:
+        types = ", ".join(sorted({a.type.name for a in architectures()}))
+        kind = config.fields.get("model_type")
         raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {types}")
-    return _FAMILY_OF_TYPE[kind]
+    for name in config.architecture.names("embedding_width"):
+        width = config.fields.get(name)
+        if width is not None and width != config.fields.get("hidden_size"):
+            raise config.fail(
+                f"field {name!r} differs from hidden_size (as in opt-350m), not modelled yet"
+            )
 
 
-def _experts(config: Fields, layers: int) -> Experts | None:
+def _experts(config: _Config, layers: int) -> Experts | None:
     """The experts of a configuration whose model_type has some.
 
     Multi-token prediction layers (`num_nextn_predict_layers`, `num_mtp_modules`) serve speculative
     decoding alone; servers do not load them without it.
     """
-    if config.fields.get("model_type") not in _EXPERT_TYPES:
+    if not config.type.experts:
         return None
     if (
         config.fields.get("decoder_sparse_step", 1) != 1
@@ -371,7 +326,7 @@ def _experts(config: Fields, layers: int) -> Experts | None:
             "experts in every n-th layer (field 'decoder_sparse_step' or 'moe_layer_freq') are not "
             "modelled yet"
         )
-    if config.fields["model_type"] == "llama4_text":
+    if "interleave_moe_layer_step" in config.type.reads:
         return _llama4_experts(config, layers)
     dense = config.size("first_k_dense_replace")
     plain = config.fields.get("mlp_only_layers") or []
@@ -385,8 +340,8 @@ def _experts(config: Fields, layers: int) -> Experts | None:
         )
     intermediate = config.count("moe_intermediate_size", "intermediate_size")
     experts = Experts(
-        routed=config.count(*_EXPERTS),
-        per_token=config.count("num_experts_per_tok", "experts_per_token"),
+        routed=config.named("experts"),
+        per_token=config.named("experts_per_token"),
         intermediate=intermediate,
         shared_intermediate=config.size(
             "shared_expert_intermediate_size", "shared_intermediate_size"
@@ -402,8 +357,8 @@ def _experts(config: Fields, layers: int) -> Experts | None:
     return experts
 
 
-def _sparse(config: Fields) -> SparseAttention | None:
-    if config.fields.get("model_type") not in _SPARSE_TYPES:
+def _sparse(config: _Config) -> SparseAttention | None:
+    if "index_topk" not in config.type.reads:
         return None
     shared = config.size("index_topk_freq") > 1
     kinds = config.fields.get("indexer_types") or []
@@ -419,7 +374,7 @@ def _sparse(config: Fields) -> SparseAttention | None:
     )
 
 
-def _llama4_experts(config: Fields, layers: int) -> Experts | None:
+def _llama4_experts(config: _Config, layers: int) -> Experts | None:
     """Experts of the layers in `moe_layers`, else of every n-th; a shared one is as large."""
     listed = config.fields.get("moe_layers")
     if isinstance(listed, list):
@@ -452,7 +407,7 @@ def _latent(config: Fields) -> LatentAttention | None:
     )
 
 
-def _window(config: Fields, layers: int, context_tokens: int) -> SlidingWindow | None:
+def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow | None:
     """The layers that slide: those of `layer_types`, else all but every n-th, or all, where
     `sliding_window` is set. Chunks of Llama 4 are taken as windows of their size, which is an upper
     bound: a token sees those of its chunk alone, in the mean half of them.
@@ -466,7 +421,7 @@ def _window(config: Fields, layers: int, context_tokens: int) -> SlidingWindow |
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
     modelled = {"full_attention", "sliding_attention", "chunked_attention"}
-    if config.fields.get("model_type") in _LINEAR_TYPES:
+    if "full_attention_interval" in config.type.reads:
         modelled.add("linear_attention")
     unknown = {str(kind) for kind in kinds} - modelled
     if unknown:
@@ -477,12 +432,12 @@ def _window(config: Fields, layers: int, context_tokens: int) -> SlidingWindow |
     return SlidingWindow(tokens, sliding) if sliding and on else None
 
 
-def _kinds_of_layers(config: Fields, layers: int) -> Any:
+def _kinds_of_layers(config: _Config, layers: int) -> Any:
     """`layer_types`, or what older files say in its place; None: nothing."""
     fields = config.fields
     if fields.get("layer_types") is not None:
         return fields["layer_types"]
-    if fields.get("model_type") == "llama4_text":
+    if "attention_chunk_size" in config.type.reads:
         rotary = fields.get("no_rope_layers")  # 1 for layers with rotary positions
         if not rotary:
             every = config.count("no_rope_layer_interval")
@@ -499,9 +454,9 @@ def _kinds_of_layers(config: Fields, layers: int) -> Any:
     return None
 
 
-def _linear(config: Fields, layers: int) -> LinearAttention | None:
+def _linear(config: _Config, layers: int) -> LinearAttention | None:
     """The layers with linear attention: those of `layer_types`, else all but every n-th."""
-    if config.fields.get("model_type") not in _LINEAR_TYPES:
+    if "full_attention_interval" not in config.type.reads:
         return None
     kinds = config.fields.get("layer_types")
     if isinstance(kinds, list):
@@ -528,44 +483,29 @@ def _linear(config: Fields, layers: int) -> LinearAttention | None:
     return linear
 
 
-def _refuse_other_opt(config: Fields) -> None:
-    projected = config.fields.get("word_embed_proj_dim")
-    if projected is not None and projected != config.fields.get("hidden_size"):
-        raise config.fail(
-            "field 'word_embed_proj_dim' differs from hidden_size (as in opt-350m), "
-            "not modelled yet"
-        )
+def _kv_heads(config: _Config, heads: int) -> int:
+    flag = config.family.kv_heads_flag
+    if not flag:
+        return config.named("kv_heads", default=heads)
+    return config.named("kv_heads") if config.flag(flag, default=False) else heads
 
 
-def _kv_heads(config: Fields, family: str, heads: int) -> int:
-    if family == "chatglm2":
-        if not config.flag("multi_query_attention", default=False):
-            return heads
-        return config.count("multi_query_group_num")
-    return config.count("num_key_value_heads", default=heads)
-
-
-def _intermediate(config: Fields, family: str) -> int:
-    if family == "qwen":  # the first Qwen counts both halves of its gated MLP
-        return max(1, config.count("intermediate_size") // 2)
-    if config.fields.get("model_type") == "llama4_text":  # `intermediate_size` is of the experts
-        return config.count("intermediate_size_mlp", "intermediate_size")
-    names = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "inner_hidden_size")
+def _intermediate(config: _Config) -> int:
     # Where all layers have experts (Qwen3.5), a file may leave it out.
-    return config.count(*names, default=config.size("moe_intermediate_size") or None)
+    width = config.named("intermediate", default=config.size("moe_intermediate_size") or None)
+    return max(1, width // config.family.mlp_parts)
 
 
-def _context_tokens(config: Fields, family: str) -> int:
-    tokens = config.count(
-        "max_position_embeddings", "seq_length", "max_sequence_length", "n_positions"
+def _context_tokens(config: _Config) -> int:
+    tokens, family = config.named("context_tokens"), config.family
+    return (
+        max(1, tokens - (family.traits.position_offset or 0))
+        if family.offset_in_context
+        else tokens
     )
-    if family == "xlm-roberta":  # its table counts the two unused rows
-        return max(1, tokens - 2)
-    return tokens
 
 
-def _tied(config: Fields, family: str) -> bool:
-    if FAMILIES[family].kind == "encoder":
+def _tied(config: _Config) -> bool:
+    if config.family.traits.kind == "encoder":
         return True
-    default = family in ("opt", "chatglm")
-    return config.flag("tie_word_embeddings", default=default)
+    return config.flag("tie_word_embeddings", default=config.family.tied)

@@ -3,69 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from ..workloads.arrays import Floats
 from .dtypes import AUTO, SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
+from .families import FAMILIES, Kind, Traits
 
 SET_ASIDE_TOKENS = 256  # windows up to this have room of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What models of one family have in common and their sizes do not say."""
-
-    gated_mlp: bool = True  # three matrices (SwiGLU) instead of two
-    biases: Literal["none", "qkv", "all"] = "none"
-    norm_bias: bool = False  # LayerNorm (scale and shift) instead of RMSNorm
-    norms_per_layer: int = 2
-    qk_norm: bool = False
-    output_gate: bool = False  # a gate as wide as the queries multiplies what attention returns
-    sinks: bool = False  # a learned logit a head that takes part in the softmax
-    qk_norm_over_heads: bool = False  # one norm over all heads instead of one a head
-    final_norm: bool = True
-    position_offset: int | None = None  # learned positions: rows beyond the context; None: rotary
-    token_types: int = 0
-    kind: Literal["decoder", "encoder"] = "decoder"
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen": Family(biases="qkv"),
-    "qwen2": Family(biases="qkv"),
-    "qwen3": Family(qk_norm=True),
-    "qwen3-next": Family(qk_norm=True, output_gate=True),
-    "gpt-oss": Family(biases="all", sinks=True),
-    "deepseek": Family(),
-    "gemma3": Family(qk_norm=True, norms_per_layer=4),
-    "minimax": Family(qk_norm=True, qk_norm_over_heads=True),
-    "opt": Family(gated_mlp=False, biases="all", norm_bias=True, position_offset=2),
-    "chatglm": Family(gated_mlp=False, biases="all", norm_bias=True),
-    "chatglm2": Family(biases="qkv"),  # ChatGLM2, ChatGLM3, GLM-4-9B in their own code's config
-    "glm": Family(biases="qkv"),
-    "glm4": Family(biases="qkv", norms_per_layer=4),
-    "bert": Family(
-        gated_mlp=False,
-        biases="all",
-        norm_bias=True,
-        final_norm=False,
-        position_offset=0,
-        token_types=2,
-        kind="encoder",
-    ),
-    "xlm-roberta": Family(
-        gated_mlp=False,
-        biases="all",
-        norm_bias=True,
-        final_norm=False,
-        position_offset=2,
-        token_types=1,
-        kind="encoder",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +189,12 @@ class ModelSpec:
         return all(part is None for part in parts)
 
     @property
-    def traits(self) -> Family:
+    def traits(self) -> Traits:
         """What the family says about the shape."""
-        return FAMILIES[self.family]
+        return FAMILIES[self.family].traits
 
     @property
-    def kind(self) -> Literal["decoder", "encoder"]:
+    def kind(self) -> Kind:
         """A decoder generates; an encoder embeds and has no KV cache."""
         return self.traits.kind
 
@@ -321,7 +266,7 @@ class ModelSpec:
         return self.streamed_parameters - self.routed_parameters // self.experts.routed * idle
 
     def _mlp(self, intermediate: int) -> int:
-        return (3 if self.traits.gated_mlp else 2) * self.hidden * intermediate
+        return self.traits.mlp_matrices * self.hidden * intermediate
 
     @property
     def _attention_parameters(self) -> int:

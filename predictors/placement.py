@@ -205,7 +205,7 @@ class Placement:
         # A token's chosen experts are computed side by side.
         at_once = model.experts.per_token * model.experts.intermediate if model.experts else 0
         inner = max(model.intermediate, at_once) / self.tp
-        widened = (3 if model.traits.gated_mlp else 2) * inner
+        widened = model.traits.mlp_matrices * inner
         activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
         logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
         windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp

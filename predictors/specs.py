@@ -18,9 +18,9 @@ from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
 from .dtypes import weight_dtype
+from .families import FAMILIES
 from .model_config import Fields, read_model
 from .model_spec import (
-    FAMILIES,
     Experts,
     LatentAttention,
     LinearAttention,
@@ -169,6 +169,7 @@ class GpuSpec:
     power_w: float
     price_per_hour_usd: float
     origin: str = ""
+    multiprocessors: int = 0  # 0: not known
 
     def flops(self, compute_bits: int) -> float:
         """Operations a second at this width; at 16 bits where the GPU has no narrower unit."""
@@ -359,6 +360,7 @@ def _gpu(name: str, entry: Entry) -> GpuSpec:
         power_w=reader.positive("power_w"),
         price_per_hour_usd=reader.number("price_per_hour_usd", 0.0),
         origin=reader.origin(),
+        multiprocessors=reader.size("multiprocessors"),
     )
     reader.done()
     return spec

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-
-import numpy as np
 
 from slo_bench.harness.validation.accuracy.aiconfigurator import beside
 from slo_bench.harness.validation.accuracy.measurement import Measurement
@@ -28,7 +25,6 @@ from slo_bench.predictors.bands import (
     DENSE,
     EXPERTS,
     KINDS,
-    METRICS,
     STEP_TIMES,
     coverage,
     model_kind,
@@ -45,90 +41,136 @@ CLOSED, OPEN = ("tpot_mean", "ttft_mean"), ("e2e_p50", "e2e_p99", "ttft_p50", "t
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *lines = [f"| {' | '.join(line)} |" for line in (heads, *rows)]
+    return "\n".join([head, f"|{'---|' * len(heads)}", *lines])
 
 
 def _errors(row: ErrorSummary) -> str:
     return f"{row.median_error:.1%} / {row.p90_error:.1%} ({row.bias:+.1%})"
 
 
-def _wide(
-    error_summaries: list[ErrorSummary],
-    metrics: Sequence[str],
-    seen_groups: set[tuple[str, str, str]],
-) -> str:
-    groups: dict[tuple[str, str, str, str], dict[str, ErrorSummary]] = {}
-    for row in error_summaries:
-        if row.metric in metrics:
-            groups.setdefault((row.engine, row.gpu, row.model, row.mode), {})[row.metric] = row
+def _errors_table(groups: Mapping[str, Sequence[Judged]], metrics: Sequence[str]) -> str:
+    """Errors of groups of measurements; `n` is that of each metric, where they differ."""
     rows = []
-    for group, by_metric in groups.items():
-        n = max(row.n for row in by_metric.values())
-        blind = "no" if group[:3] in seen_groups else "yes"
+    for name, judged in groups.items():
+        by_metric = {row.metric: row for row in summaries(judged, lambda row: ("",) * 5)}
+        counts = dict.fromkeys(f"{by_metric[m].n:,}" for m in metrics if m in by_metric)
         errors = [_errors(by_metric[m]) if m in by_metric else "–" for m in metrics]
-        rows.append((*group[:3], str(n), *errors, blind))
-    return table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
+        rows.append((name, " / ".join(counts), *errors))
+    return table(("measurements", "n", *metrics), rows)
 
 
 def _read(file: Path) -> list[Judged]:
     return [Judged(**json.loads(line)) for line in file.read_text().splitlines()]
 
 
-def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
-    """Closed loops of vLLM and SGLang on each GPU whose tables were not used."""
+def _left_out(files: Sequence[Path]) -> list[Judged]:
+    """Rows of each GPU whose tables were not used."""
     rows = []
     for file in files:
         gpu = file.stem.removeprefix("without-")
         rows += [row for row in _read(file) if row.gpu == gpu and not row.reason]
-    kept = [row for row in rows if row.mode == "closed-loop" and row.engine != "trtllm"]
-    return summaries(kept)
+    return rows
 
 
-def _by_engine(judged: list[Judged]) -> list[ErrorSummary]:
-    return summaries(judged, lambda row: ("", row.engine, "all", "all", ""))
+def _is_dense(row: Judged) -> bool:
+    return model_kind(model(row.model)) == DENSE
 
 
-def _beside(judged: list[Judged]) -> str:
-    """AIConfigurator's errors and ours on the rows that it predicted."""
-    groups: dict[tuple[str, str, str], list[Judged]] = {}
+def _headline(
+    judged: Sequence[Judged], left_out: Sequence[Judged], seen_groups: set[tuple[str, str, str]]
+) -> str:
+    """Closed loops by engine, kind of model and origin of the step times."""
+    closed = [row for row in judged if row.mode == "closed-loop"]
+    trtllm = [row for row in closed if row.engine == "trtllm"]
+    closed = [row for row in closed if row.engine != "trtllm"]
+    tables = [row for row in closed if has_tables(row.gpu)]
+    experts = [row for row in tables if not _is_dense(row)]
+    scaled = [
+        row
+        for row in left_out
+        if row.mode == "closed-loop" and row.engine != "trtllm" and has_tables(row.gpu)
+    ]
+    unseen = [row for row in tables if (row.engine, row.gpu, row.model) not in seen_groups]
+    return _errors_table(
+        {
+            "dense": [row for row in tables if _is_dense(row)],
+            "mixtures of experts": experts,
+            "groups that no constant has seen": unseen,
+            "B300, which has no tables": [row for row in closed if not has_tables(row.gpu)],
+            "dense, tables of its GPU left out": [row for row in scaled if _is_dense(row)],
+            "mixtures of experts, likewise": [row for row in scaled if not _is_dense(row)],
+            "TensorRT-LLM, dense": [row for row in trtllm if _is_dense(row)],
+            "TensorRT-LLM, mixtures of experts": [row for row in trtllm if not _is_dense(row)],
+        },
+        CLOSED,
+    )
+
+
+def _worst(judged: Sequence[Judged]) -> str:
+    """Regimes of vLLM and SGLang with at least five measurements whose median error is above one
+    half.
+    """
+    return table(
+        ("closed loops", "n", "median / p90 (bias)"),
+        [
+            (
+                f"{row.metric}, {row.engine}, {row.gpu}, {row.model}, "
+                f"{row.mode.removeprefix('closed-loop, ')}",
+                str(row.n),
+                _errors(row),
+            )
+            for row in regimes([row for row in judged if row.engine != "trtllm"])
+            if row.metric in CLOSED and row.median_error > 0.5 and row.n >= 5
+        ],
+    )
+
+
+def _beside(judged: Sequence[Judged]) -> str:
+    """AIConfigurator's errors and ours on the rows that it predicted: by kind of model, and of
+    groups of at least five rows in which it is nearer.
+    """
+    groups: dict[str, list[Judged]] = {}
     for row in judged:
-        groups.setdefault((row.engine, row.gpu, row.model), []).append(row)
+        groups.setdefault(f"{row.engine}, {row.gpu}, {row.model}", []).append(row)
         if row.engine != "trtllm":
-            kind = _KIND_NAMES[model_kind(model(row.model))]
-            groups.setdefault(("vLLM and SGLang", "all", kind), []).append(row)
+            groups.setdefault(_KIND_NAMES[model_kind(model(row.model))], []).append(row)
     lines = []
-    for group, rows in sorted(groups.items()):
+    for name, rows in sorted(groups.items()):
         for metric in CLOSED:
             comparison = beside(rows, metric)
-            if comparison is not None:
+            if comparison is None:
+                continue
+            nearer = comparison.theirs < comparison.ours and comparison.n >= 5
+            if nearer or name in _KIND_NAMES.values():
                 theirs = f"{comparison.theirs:.1%} / {comparison.theirs_p90:.1%}"
                 ours = f"{comparison.ours:.1%} / {comparison.ours_p90:.1%}"
-                lines.append((*group, metric, str(comparison.n), theirs, ours))
-    return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
+                lines.append((name, metric, str(comparison.n), theirs, ours))
+    return table(("measurements", "metric", "n", "AIConfigurator", "slo-bench"), lines)
 
 
 def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
     all_residuals = residuals()
     rows = []
-    metrics = ("ttft_mean", "tpot_mean", "e2e_mean", "throughput")
-    for kind, step_time, metric in product(KINDS, STEP_TIMES, metrics):
+    for kind, step_time in product(KINDS, STEP_TIMES):
         there = all_residuals.having("step_time", step_time) & all_residuals.having("kind", kind)
-        n = int(np.isfinite(all_residuals.logs[there, METRICS.index(metric)]).sum())
-        if n:
+        if not there.any():
+            continue
+        line = [f"{kind}, {step_time}"]
+        for metric in CLOSED:
             shares = [
                 coverage(all_residuals, step_time, metric, left_out, kind)
                 for left_out in ("id", "model", "gpu")
             ]
-            rows.append((kind, step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
-    return table(("models", "step times", "metric", "n", "row", "model", "GPU"), rows)
+            line.append(", ".join(f"{share:.0%}" for share in shares))
+        rows.append(line)
+    return table(("models, step times", *CLOSED), rows)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
     """Replace the page's tables."""
     judged = _read(file)
-    skipped = Counter((row.set, row.reason) for row in judged if row.reason)
     judged = [row for row in judged if not row.reason]
     measurements = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
     seen_groups = {
@@ -136,42 +178,14 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         for row in judged
         if row.key in measurements and seen(measurements[row.key])
     }
-    everything = summaries(judged)
-    closed = [row for row in everything if row.mode == "closed-loop"]
-    opened = [row for row in everything if row.mode == "open-loop"]
-    regime = [
-        (row.engine, row.gpu, row.model, row.mode, row.metric, str(row.n), _errors(row))
-        for row in regimes(judged)
-        if row.metric in (*CLOSED, "e2e_p50")
-    ]
-    closed_rows = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
-    dense = [row for row in closed_rows if model(row.model).is_plain]
-    experts = [row for row in closed_rows if not model(row.model).is_plain]
-    whole = summaries(dense, lambda row: ("", "vLLM and SGLang", "all", "all", ""))
-    with_tables = summaries(
-        [row for row in experts if has_tables(row.gpu)],
-        lambda row: ("", "vLLM and SGLang", "those with tables", "all", ""),
-    )
+    open_loops: dict[str, list[Judged]] = {}
+    for row in judged:
+        if row.mode == "open-loop":
+            open_loops.setdefault(f"{row.engine}, {row.gpu}, {row.model}", []).append(row)
     parts = {
-        "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
-        "closed": _wide([row for row in closed if model(row.model).is_plain], CLOSED, seen_groups),
-        "experts": _wide(
-            with_tables + _by_engine(experts) + summaries(experts),
-            CLOSED,
-            seen_groups
-            | {(engine, "all", "all") for engine in ("vllm", "sglang")}
-            | {("vLLM and SGLang", "those with tables", "all")},
-        ),
-        "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
-        "open": _wide(opened, OPEN, set()),
-        "regimes": table(
-            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
-            regime,
-        ),
-        "skipped": "\n".join(
-            f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
-        )
-        or "All measurements were predicted.",
+        "headline": _headline(judged, _left_out(left_out), seen_groups),
+        "open": _errors_table(open_loops, OPEN),
+        "worst": _worst(judged),
         "beside": _beside(judged),
         "coverage": _coverage(),
     }

@@ -23,7 +23,7 @@ stands between two comments:
 seeds of a column for each value of the axes `rows` (parameters of a system as `system.parameter`)
 and `columns`. `map` names the best series by workload (facet) and rate, with those level with it.
 `fitted` lists what was fitted to a paper. `output` is what a command prints, kept in
-docs/papers/results/NAME; `--suite NAME` runs it again.
+docs/papers/results/NAME; `--suite NAME` runs it again. `lines = 20` shows its first twenty lines.
 """
 
 from __future__ import annotations
@@ -392,6 +392,7 @@ def _output_block(fields: Mapping[str, Any], results: Path) -> str:
     kept = results / fields["name"]
     provenance = json.loads((kept / "environment.json").read_text(encoding="utf-8"))
     text = (kept / "output.txt").read_text(encoding="utf-8")
+    text = "".join(text.splitlines(keepends=True)[: fields.get("lines")])
     command = f"slo-bench {shlex.join(provenance['command'])}"
     return f"    {command}\n\n```text\n{text}```\n\nCommit {provenance['commit']}, simulated."
 

@@ -5,8 +5,8 @@ Usage: scripts/server_tables.py [--only NAME]... [--work DIR] [--requests N] [--
 
 Every experiment of `EXPERIMENTS` is run on vLLM for CPU with `slo-bench run --validate` (about
 three times the time of its requests) into DIR/NAME; a stopped one is continued by the same command,
-and one that is complete is not run again. Then the page is written: under each heading the command
-and, between its two comments, a line for each level. Levels whose client was late are no results:
+and one that is complete is not run again. Then the page is written: between its two comments the
+option that repeats a block, and a line for each level. Levels whose client was late are no results:
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
@@ -34,20 +34,15 @@ KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
 MODEL, ENCODER = "models/tiny", "models/encoder"
 _BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _HEADS = (
-    ("system", 0),
-    ("req/s", 1),
-    ("in SLO", 1),
-    ("TTFT p50, real", 1),
-    ("simulated", 1),
-    ("TPOT p50, real", 1),
-    ("simulated", 1),
-    ("E2E p50, real", 1),
-    ("simulated", 1),
-    ("spread of E2E p50", 1),
-    ("swapped, real / simulated", 1),
-    ("recomputed", 1),
-    ("sent away", 1),
-    ("treated alike", 1),
+    "system",
+    "req/s",
+    "in SLO, %",
+    "TTFT",
+    "TPOT",
+    "E2E",
+    "spread, %",
+    "swapped, recomputed, sent away",
+    "alike",
 )
 
 # A server with little KV memory: 20 or 24 blocks of 32 tokens beside requests of 50 to 450.
@@ -242,13 +237,12 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
     """The levels as a table."""
     if not level_rows:
         return "Not measured yet.\n"
-    heads = [name for name, _ in _HEADS]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines = [f"| {' | '.join(_HEADS)} |", f"|{'---|' * len(_HEADS)}"]
     for level in level_rows:
         first = [level["system"], f"{level['rate_rps']:.3g}"]
         if not level["valid"]:
             cells = [*first, f"no result: {level['invalid_because']}"]
-            cells += [""] * (len(heads) - len(cells))
+            cells += [""] * (len(_HEADS) - len(cells))
         else:
             cells = [*first, *_figures(level), *_decisions(level)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -256,31 +250,29 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figures(level: Mapping[str, Any]) -> list[str]:
-    """Attainment, and each latency measured and simulated."""
+    """Attainment, and each latency measured, with the simulation's error."""
     share = level["attainment"]
-    cells = ["" if share is None else f"{100 * share:.1f} %"]
+    cells = ["" if share is None else f"{100 * share:.1f}"]
     for name in ("ttft p50", "tpot p50", "e2e p50"):
         error_row = level["errors"].get(name) or {}
         real_s = error_row.get("real_s")
         real_s = level[f"{name.replace(' ', '_')}_s"] if real_s is None else real_s
-        simulated_s: Any = error_row.get("simulated_s")
-        error: Any = error_row.get("error")
-        cells.append(_time(real_s))
-        has_simulation = simulated_s is not None and error is not None
-        cells.append(f"{_time(simulated_s)} ({100 * error:+.0f} %)" if has_simulation else "")
+        error = error_row.get("error")
+        cells.append(_time(real_s) + ("" if error is None else f" ({100 * error:+.0f}%)"))
     spread = (level["errors"].get("e2e p50") or {}).get("spread")
-    return [*cells, "" if spread is None else f"{100 * spread:.0f} %"]
+    return [*cells, "" if spread is None else f"{100 * spread:.0f}"]
 
 
 def _decisions(level: Mapping[str, Any]) -> list[str]:
     decided = level["decisions"]
     if decided is None:
-        return ["", str(level["preemptions"] or ""), "", ""]
-    server, simulated = decided["server"], decided["simulated"] or {}
+        return [f"–, {level['preemptions'] or '–'}, –", ""]
     names = ("preemptions_swap", "preemptions_recompute", "decisions_release")
-    cells = [f"{server[name]} / {simulated.get(name, '–')}" for name in names]
+    counts = ", ".join(str(decided["server"][name]) for name in names)
+    if decided["simulated"]:
+        counts += f" ({', '.join(str(decided['simulated'].get(name, '–')) for name in names)})"
     alike = decided["alike"]
-    return [*cells, "" if alike is None else f"{alike} of {decided['requests']}"]
+    return [counts, "" if alike is None else f"{alike}/{decided['requests']}"]
 
 
 def _time(seconds: float) -> str:
@@ -292,8 +284,7 @@ def written(text: str, kept: Mapping[str, Any]) -> str:
 
     def again(match: re.Match[str]) -> str:
         name = match[2]
-        shown = f"```text\n{shlex.join(command(name, 'runs'))}\n```\n\n"
-        return f"{match[1]}{shown}{table(kept.get(name, ()))}{match[4]}"
+        return f"{match[1]}\n`--only {name}`\n\n{table(kept.get(name, ()))}\n{match[4]}"
 
     return _BLOCK.sub(again, text)
 

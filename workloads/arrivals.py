@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats
 from .call_parser import Call, build, parse_call, positive
-from .errors import SloBenchError, UnknownNameError
+from .errors import SloBenchError, UnknownNameError, by_name
 from .machine_memory import check_memory
 from .workload import MOST_S
 
 MADE_BYTES = 200  # of a request's columns, measured
-Floats = NDArray[np.float64]
 Rng = np.random.Generator
 
 
@@ -92,20 +91,13 @@ class ArrivalProcess(ABC):
         """
         return self._draw(Extent(rate_rps, requests, duration_s), rng)
 
-    def blocks_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        rows: int,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Iterator[Floats]:
-        """The same times in blocks of `rows`, the last of which may be shorter.
+    def blocks_s(self, extent: Extent, rng: Rng) -> Iterator[Floats]:
+        """The times of an extent in blocks of `at_once`, the last of which may be shorter.
 
         Renewal processes draw block by block; of others all times are in memory, 8 bytes each.
         """
-        times_s = self.times_s(rate_rps, rng, requests=requests, duration_s=duration_s)
+        times_s = self._draw(replace(extent, at_once=math.inf), rng)
+        rows = int(extent.at_once)
         yield from (times_s[first : first + rows] for first in range(0, len(times_s), rows))
 
     @abstractmethod
@@ -120,25 +112,16 @@ class RenewalProcess(ArrivalProcess):
     def gaps(self, n: int, rng: Rng) -> Floats:
         """`n` gaps of mean 1, drawn one after another."""
 
-    def blocks_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        rows: int,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Iterator[Floats]:
-        Extent(rate_rps, requests, duration_s, at_once=rows)  # checks them
-        end_s = math.inf if duration_s is None else duration_s
-        left: float = math.inf if requests is None else requests
+    def blocks_s(self, extent: Extent, rng: Rng) -> Iterator[Floats]:
+        end_s = math.inf if extent.duration_s is None else extent.duration_s
+        left: float = math.inf if extent.requests is None else extent.requests
         last = 0.0
         while left > 0:
-            gaps = self.gaps(int(min(rows, left)), rng)
+            gaps = self.gaps(int(min(extent.at_once, left)), rng)
             gaps[0] += last  # as the cumulative sum of all of them would
             times = np.cumsum(gaps)
             last, left = float(times[-1]), left - len(times)
-            times_s = times / rate_rps
+            times_s = times / extent.rate_rps
             if times_s[-1] >= end_s:
                 left, times_s = 0, times_s[: int(np.searchsorted(times_s, end_s, side="left"))]
             if len(times_s):
@@ -376,21 +359,10 @@ class Concurrency(ArrivalProcess):
         if self.users < 1:
             raise SloBenchError(f"concurrency must be at least 1 but is {self.users}")
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        """Zeros, one for each request; neither the rate nor the duration is used."""
-        if requests is None:
-            raise SloBenchError("a closed loop (concurrency) needs requests, not duration_s")
-        return np.zeros(requests)
-
     def _draw(self, extent: Extent, rng: Rng) -> Floats:
-        return np.zeros(extent.requests or 0)
+        if extent.requests is None:
+            raise SloBenchError("a closed loop (concurrency) needs requests, not duration_s")
+        return np.zeros(extent.requests)
 
 
 ARRIVALS: dict[str, type[ArrivalProcess]] = {
@@ -416,6 +388,4 @@ def parse_arrivals(text: str | Call) -> ArrivalProcess:
         UnknownNameError: no such process.
     """
     call = parse_call(text) if isinstance(text, str) else text
-    if call.name not in ARRIVALS:
-        raise UnknownNameError("arrival process", call.name, ARRIVALS)
-    return build(ARRIVALS[call.name], call)
+    return build(by_name("arrival process", call.name, ARRIVALS), call)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Floats, Ints
-from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
+from .arrivals import ArrivalProcess, Concurrency, Extent, Poisson, parse_arrivals
 from .blocks import BLOCK_ROWS, WorkloadBlocks
 from .call_parser import positive
 from .errors import SloBenchError
@@ -97,23 +97,6 @@ class WorkloadSource(ABC):
         workload = dataclasses.replace(workload, name=self.name)
         return slo.apply(workload, streams.rng("slo"))
 
-    def blocks(
-        self,
-        *,
-        rate_rps: float | None = None,
-        replay_speed: float | None = None,
-        requests: int | None = None,
-        duration_s: float | None = None,
-        seed: int = 0,
-        slo: SloSpec = NO_SLO,
-    ) -> WorkloadBlocks | None:
-        """What `make` returns, in blocks; None where it can only be made as a whole.
-
-        Raises:
-            SloBenchError: as `make`.
-        """
-        return None
-
     @abstractmethod
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         """Requests that arrive at these times."""
@@ -171,6 +154,11 @@ class DrawnSource(WorkloadSource):
         seed: int = 0,
         slo: SloSpec = NO_SLO,
     ) -> WorkloadBlocks | None:
+        """The same workload in blocks; None where it can only be made as a whole.
+
+        Raises:
+            SloBenchError: as of the whole workload.
+        """
         apart = (self.sessions, self.continuations, self.models, self.texts) == (None,) * 4
         process = self.arrivals
         if not apart or process is None or self.closed_loop or not slo.same_for_all:
@@ -179,13 +167,7 @@ class DrawnSource(WorkloadSource):
         streams = Streams(seed)
 
         def arrivals() -> Iterator[Floats]:
-            return process.blocks_s(
-                volume.rate_rps,
-                streams.rng("arrivals"),
-                BLOCK_ROWS,
-                requests=volume.requests,
-                duration_s=volume.duration_s,
-            )
+            return process.blocks_s(Extent(*volume, at_once=BLOCK_ROWS), streams.rng("arrivals"))
 
         def workloads() -> Iterator[Workload]:
             rng = streams.rng("lengths")
@@ -400,15 +382,8 @@ class MixedSource(WorkloadSource):
                 member_streams = streams.within(member.class_name)
                 parts.append((rows, member.source.at_times(arrival_s[rows], member_streams)))
         columns: dict[str, Any] = {}
-        for name in (
-            "prompt_tokens",
-            "output_tokens",
-            "max_output_tokens",
-            "request_type",
-            "num_inputs",
-            "priority",
-            *SLO_COLUMNS.values(),
-        ):
+        lengths = "prompt_tokens", "output_tokens", "max_output_tokens"
+        for name in (*lengths, "request_type", "num_inputs", "priority", *SLO_COLUMNS.values()):
             columns[name] = np.empty(len(arrival_s), dtype=getattr(parts[0][1], name).dtype)
             for rows, part in parts:
                 columns[name][rows] = getattr(part, name)

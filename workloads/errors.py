@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class SloBenchError(Exception):
@@ -20,6 +23,17 @@ class UnknownNameError(SloBenchError):
         close = begin[:3] or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+def by_name(kind: str, name: str, catalogue: Mapping[str, T]) -> T:
+    """The entry of that name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in catalogue:
+        raise UnknownNameError(kind, name, catalogue)
+    return catalogue[name]
 
 
 class FileFormatError(SloBenchError):

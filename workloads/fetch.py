@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 
-from .errors import SloBenchError, UnknownNameError
+from .errors import SloBenchError, by_name
 
 if TYPE_CHECKING:
     import httpx
@@ -66,9 +66,7 @@ def find(name: str) -> Original:
     Raises:
         UnknownNameError: there is none of this name.
     """
-    if name not in originals():
-        raise UnknownNameError("original", name, originals())
-    return originals()[name]
+    return by_name("original", name, originals())
 
 
 def cache_folder() -> Path:
@@ -130,6 +128,8 @@ def _recorded(path: Path) -> str | None:
 
 
 def _download(url: str, part: Path, progress: Progress | None) -> None:
+    import httpx
+
     with _opened(url, part.stat().st_size if part.exists() else 0) as answer:
         if answer is None:  # nothing is missing from the part
             return
@@ -141,7 +141,7 @@ def _download(url: str, part: Path, progress: Progress | None) -> None:
                     file.write(chunk)
                     if progress is not None:
                         progress(file.tell(), total)
-            except _transport_errors() as error:
+            except httpx.TransportError as error:
                 raise _interrupted(url, file.tell(), error) from error
             # A server that closes early without saying so must not pass for a whole file.
             if total is not None and file.tell() != total:
@@ -153,12 +153,6 @@ def _interrupted(url: str, size: int, why: object) -> SloBenchError:
         f"the download of {url} was interrupted after {size:,} bytes ({why}); "
         "run it again to go on from there"
     )
-
-
-def _transport_errors() -> type[Exception]:
-    import httpx
-
-    return httpx.TransportError
 
 
 @contextlib.contextmanager

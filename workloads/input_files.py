@@ -94,7 +94,6 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; none at the end."""
-        ...
 
 
 class Bounded(io.RawIOBase):

@@ -31,35 +31,13 @@ from .readers.table_reader import lines, parse_object
 from .readers.texts import approximate_tokens
 from .readers.vllm_log import logged_requests
 
-ANSWER_COLUMNS = frozenset(
-    {
-        "answer",
-        "answers",
-        "bucket",
-        "canonical_solution",
-        "chosen",
-        "completion",
-        "completion_tokens",
-        "completions",
-        "expected",
-        "generated_text",
-        "generated_texts",
-        "label",
-        "output",
-        "output_len",
-        "output_length",
-        "output_text",
-        "output_tokens",
-        "outputs",
-        "rejected",
-        "response",
-        "response_tokens",
-        "responses",
-        "solution",
-        "target",
-        "expected_output_tokens",
-    }
+_ANSWERS = (
+    "answer answers bucket canonical_solution chosen completion completion_tokens completions "
+    "expected expected_output_tokens generated_text generated_texts label output output_len "
+    "output_length output_text output_tokens outputs rejected response response_tokens responses "
+    "solution target"
 )
+ANSWER_COLUMNS = frozenset(_ANSWERS.split())
 """Columns that hold the answer or its length: a predictor must never see them."""
 
 PROMPT_COLUMNS = (("prompt",), ("instruction", "input"), ("question",))

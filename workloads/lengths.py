@@ -14,14 +14,12 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .call_parser import Call, build, number, parse_call, positive
-from .errors import SloBenchError, UnknownNameError
+from .errors import SloBenchError, by_name
 
 MOST_TOKENS = 1 << 31  # of one prompt or output
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class LengthDistribution(Protocol):
@@ -209,9 +207,7 @@ def parse_lengths(text: str | int) -> LengthDistribution:
     call = parse_call(str(text))
     if not call.positional and not call.named and call.name[0] in "0123456789-+.":
         return build(Fixed, Call("fixed", (call.name,), {}, call.text))
-    if call.name not in LENGTHS:
-        raise UnknownNameError("length distribution", call.name, LENGTHS)
-    return LENGTHS[call.name](call)
+    return by_name("length distribution", call.name, LENGTHS)(call)
 
 
 @dataclass(frozen=True)

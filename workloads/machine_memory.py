@@ -23,7 +23,8 @@ def available_bytes() -> int:
     if sys.platform != "win32":
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            limits_bytes.append(limit - _taken_bytes())
+            taken_pages = _number(Path("/proc/self/statm")) or 0  # of the address space
+            limits_bytes.append(limit - taken_pages * resource.getpagesize())
     return max(0, min(limits_bytes))
 
 
@@ -51,12 +52,6 @@ def _of_machine() -> int | None:
         return None
     fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
     return int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else None
-
-
-def _taken_bytes() -> int:
-    """Address space of this process."""
-    pages = _number(Path("/proc/self/statm")) or 0
-    return pages * resource.getpagesize()
 
 
 def _number(path: Path) -> int | None:

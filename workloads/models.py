@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -171,9 +170,7 @@ def parse_fleet(call: Call) -> MultiModelArrivals:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
     """
-    return build(
-        MultiModelArrivals, Call(call.name, expanded(call.positional), call.named, call.text)
-    )
+    return build(MultiModelArrivals, replace(call, positional=expanded(call.positional)))
 
 
 _MODEL_BYTES = 5_000  # of a model's instance in a simulation, measured
@@ -230,7 +227,7 @@ class ModelChoice:
                 workload.session[in_session], return_index=True, return_inverse=True
             )
             index[in_session] = index[np.flatnonzero(in_session)[first]][inverse]
-        return dataclasses.replace(workload, model_index=index, model_names=self.names)
+        return replace(workload, model_index=index, model_names=self.names)
 
     def _spells(self, span_s: float, rng: np.random.Generator) -> list[Floats]:
         """When each model's spells end, active and idle in turn, until past the span."""
@@ -279,9 +276,7 @@ class Assigned:
         names = self.names
         if rounds > 1:
             names = tuple(f"{name}#{k + 1}" for k in range(rounds) for name in self.names)
-        return dataclasses.replace(
-            workload, model_index=rank[workload.model_index], model_names=names[:count]
-        )
+        return replace(workload, model_index=rank[workload.model_index], model_names=names[:count])
 
 
 Models = ModelChoice | MultiModelArrivals | Assigned
@@ -307,14 +302,13 @@ def parse_models(text: str) -> Models:
     if call.name != "zipf":
         raise UnknownNameError("choice of models", call.name, ("zipf", "fleet", "assign"))
     names = call.positional
+    counts: dict[str, str] = {}
     if len(names) == 1 and names[0].isdigit():
-        call = Call(call.name, (), {"count": names[0], **call.named}, call.text)
-        names = ()
+        counts, names = {"count": names[0]}, ()
     names = expanded(names)
     if names:
-        named = {"count": str(len(names)), **call.named}
-        call = Call(call.name, (), named, call.text)
-    zipf = build(_Zipf, call)
+        counts = {"count": str(len(names))}
+    zipf = build(_Zipf, replace(call, positional=(), named={**counts, **call.named}))
     if zipf.count < 1 or (names and zipf.count != len(names)):
         raise SloBenchError(f"zipf count must be at least 1, and the number of names: {text!r}")
     # A name, a queue and an instance for each.

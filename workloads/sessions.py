@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .arrays import Floats, Ints
 from .arrivals import MADE_BYTES, ArrivalProcess, Concurrency
-from .call_parser import build, parse_call
+from .call_parser import Convert, build, parse_call
 from .errors import SloBenchError, UnknownNameError
 from .lengths import (
     Fixed,
@@ -66,6 +66,13 @@ class NoPause:
         return np.zeros(len(u), dtype=np.int64)
 
 
+def _check_context(system_prompt_tokens: int, max_context_tokens: int) -> None:
+    if system_prompt_tokens < 0:
+        raise SloBenchError("system_prompt_tokens must not be negative")
+    if max_context_tokens < system_prompt_tokens + 2:
+        raise SloBenchError("max_context_tokens must exceed the system prompt")
+
+
 @dataclass(frozen=True)
 class Sessions:
     """Distributions of the number of turns and of think times of conversations.
@@ -87,12 +94,9 @@ class Sessions:
     max_context_tokens: int = 131072
 
     def __post_init__(self) -> None:
-        if self.system_prompt_tokens < 0:
-            raise SloBenchError("system_prompt_tokens must not be negative")
         if not self.answer_s >= 0:
             raise SloBenchError(f"answer_s must not be negative but is {self.answer_s}")
-        if self.max_context_tokens < self.system_prompt_tokens + 2:
-            raise SloBenchError("max_context_tokens must exceed the system prompt")
+        _check_context(self.system_prompt_tokens, self.max_context_tokens)
 
     def make(
         self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, volume: Volume
@@ -116,11 +120,8 @@ class Sessions:
         begin = np.repeat(np.cumsum(turns) - turns, turns)
         pairs = lengths.draw(len(session), streams.rng("lengths"))
         turn_tokens = pairs.prompt_tokens + pairs.output_tokens
-        prompt = (
-            self.system_prompt_tokens
-            + _since(np.cumsum(turn_tokens) - turn_tokens, begin)
-            + pairs.prompt_tokens
-        )
+        context = self.system_prompt_tokens + _since(np.cumsum(turn_tokens) - turn_tokens, begin)
+        prompt = context + pairs.prompt_tokens
         think = self.think_s.at(streams.rng("think").random(len(session))).astype(np.float64)
         think[begin == np.arange(len(session))] = 0.0
         waits = think + (0.0 if self.closed else self.answer_s)
@@ -139,6 +140,7 @@ class Sessions:
         where[order] = np.arange(len(order))
         previous = np.where(begin[order] == order, -1, where[order - 1])
         covered = (prompt + pairs.output_tokens)[order]
+        blocks = SessionBlocks.of(session[order], covered, self.system_prompt_tokens, BLOCK_SIZE)
         return Workload(
             arrival_s=arrival_s[order],
             prompt_tokens=prompt[order],
@@ -147,9 +149,7 @@ class Sessions:
             session=session[order],
             follows=previous if self.closed else np.full(len(order), -1),
             think_s=think[order] if self.closed else np.zeros(len(order)),
-            prefix_blocks=SessionBlocks.of(
-                session[order], covered, self.system_prompt_tokens, BLOCK_SIZE
-            ),
+            prefix_blocks=blocks,
             prefix_block_size=BLOCK_SIZE,
         )
 
@@ -169,16 +169,18 @@ def parse_sessions(text: str) -> Sessions:
     call = parse_call(text)
     if call.name != "sessions":
         raise UnknownNameError("session setting", call.name, ("sessions",))
-    read = {
-        "LengthDistribution": lambda value, label: parse_lengths(value),
-        "Pauses": lambda value, label: parse_pauses(value),
-    }
-    return build(Sessions, call, read)
+    return build(Sessions, call, CONVERTERS)
 
 
 def parse_pauses(text: str) -> Pauses:
     """Read a length distribution as whole seconds, or `0` for none."""
     return NoPause() if text.strip() in ("0", "fixed(0)") else parse_lengths(text)
+
+
+CONVERTERS: Mapping[str, Convert] = {
+    "LengthDistribution": lambda value, label: parse_lengths(value),
+    "Pauses": lambda value, label: parse_pauses(value),
+}
 
 
 AGENT, SUBAGENT = 0, 1
@@ -293,10 +295,7 @@ class Agents:
     def __post_init__(self) -> None:
         if not 0 <= self.spawn <= 1:
             raise SloBenchError(f"spawn must lie in 0..1 but is {self.spawn}")
-        if self.system_prompt_tokens < 0:
-            raise SloBenchError("system_prompt_tokens must not be negative")
-        if self.max_context_tokens < self.system_prompt_tokens + 2:
-            raise SloBenchError("max_context_tokens must exceed the system prompt")
+        _check_context(self.system_prompt_tokens, self.max_context_tokens)
 
     @property
     def mean_requests(self) -> float:
@@ -376,10 +375,8 @@ class _Drawing:
         agents = self._agents
         count = self._draw_one(agents.steps if kind == AGENT else agents.subagent_steps)
         pairs = self._lengths.draw(count, self._rng_lengths)
-        base, self._blocks = (
-            self._blocks,
-            self._blocks + agents.max_context_tokens // BLOCK_SIZE + 1,
-        )
+        base = self._blocks
+        self._blocks += agents.max_context_tokens // BLOCK_SIZE + 1
         held, waits = agents.system_prompt_tokens, after
         last: int | None = None
         answer = 0
@@ -400,16 +397,8 @@ class _Drawing:
             answer, held = new, prompt + new
             if last is not None:
                 waits = (last, *(step for step, _ in spawned))
-            self._steps.append(
-                Step(
-                    prompt,
-                    thought + answer,
-                    waits,
-                    delay_s,
-                    kind,
-                    self._shared(base, prompt if thought else held),
-                )
-            )
+            blocks = self._shared(base, prompt if thought else held)
+            self._steps.append(Step(prompt, thought + answer, waits, delay_s, kind, blocks))
             last = len(self._steps) - 1
         return None if last is None else (last, answer)
 
@@ -432,8 +421,4 @@ def parse_agents(text: str) -> Agents:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
     """
-    read = {
-        "LengthDistribution": lambda value, label: parse_lengths(value),
-        "Pauses": lambda value, label: parse_pauses(value),
-    }
-    return build(Agents, parse_call(text), read)
+    return build(Agents, parse_call(text), CONVERTERS)

@@ -119,26 +119,23 @@ class SloSpec:
         return dataclasses.replace(workload, **scaled)
 
 
-def _is_model(name: str, class_name: str) -> bool:
-    """`llama-3.1-8b` asks for all of its fine-tuned copies, `llama-3.1-8b#2` for one."""
-    return class_name in (name, shape_of(name))
-
-
 def _members(workload: Workload, class_name: str | None) -> Mask:
     if class_name is None:
         return np.ones(len(workload), dtype=bool)
     mine: Mask
-    named = [i for i, name in enumerate(workload.model_names) if _is_model(name, class_name)]
+    # `llama-3.1-8b` asks for all of its fine-tuned copies, `llama-3.1-8b#2` for one.
+    names = workload.model_names
+    named = [i for i, name in enumerate(names) if class_name in (name, shape_of(name))]
     if named:
         mine = np.isin(workload.model_index, named)
         return mine
     if class_name not in workload.class_names:
-        names = [name for name in (*workload.class_names, *workload.model_names) if name]
-        if not names:
+        choices = [name for name in (*workload.class_names, *names) if name]
+        if not choices:
             raise SloBenchError(
                 f"there is an SLO for class {class_name!r}, but {workload.name} has no classes"
             )
-        raise UnknownNameError("class in the SLO", class_name, names)
+        raise UnknownNameError("class in the SLO", class_name, choices)
     mine = workload.class_index == workload.class_names.index(class_name)
     return mine
 
@@ -178,14 +175,12 @@ def _from_table(table: Mapping[str, Any]) -> tuple[ClassSlo, ...]:
 
 
 def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
-    parsed = {}
+    parsed, owner = {}, "SLO " if class_name is None else f"SLO {class_name}:"
     for key, value in bounds.items():
         short = key.removesuffix("_s").removesuffix("_slo")
         if short not in SLO_COLUMNS:
             raise UnknownNameError("SLO", key, SLO_COLUMNS)
-        parsed[short] = _bound(
-            value, f"SLO {key}" if class_name is None else f"SLO {class_name}:{key}"
-        )
+        parsed[short] = _bound(value, owner + key)
     return ClassSlo(class_name, parsed)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
-from .errors import SloBenchError, UnknownNameError
+from .errors import SloBenchError, UnknownNameError, by_name
 from .lengths import (
     Fixed,
     LengthDistribution,
@@ -31,9 +31,9 @@ from .lengths import (
 )
 from .models import Models, MultiModelArrivals, parse_models
 from .prefixes import Continuations
-from .readers.agents import TASK_FORMATS, read_tasks, task_format
+from .readers.agents import RecordedTasks
 from .readers.formats import read
-from .sessions import Agents, Sessions, parse_agents, parse_sessions
+from .sessions import CONVERTERS, Agents, Sessions, parse_agents, parse_sessions
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,22 @@ def find(name: str) -> Entry:
     Raises:
         UnknownNameError: there is none of this name.
     """
-    if name not in catalogue():
-        raise UnknownNameError("workload", name, catalogue())
-    return catalogue()[name]
+    return by_name("workload", name, catalogue())
 
 
 def _entry(name: str, table: dict[str, Any]) -> Entry:
     values = dict(table)
     parts = tuple(_part(part) for part in values.pop("part"))
     lengths = PairLengths(parts, values.pop("max_total_tokens", None))
-    prefix = values.pop("prefix", None)
-    return Entry(
-        name=name,
-        lengths=lengths,
-        prefix=None if prefix is None else Continuations(**prefix),
-        **values,
-    )
+    if "prefix" in values:
+        values["prefix"] = Continuations(**values["prefix"])
+    return Entry(name=name, lengths=lengths, **values)
 
 
 def _part(table: dict[str, Any]) -> MixtureComponent:
-    values = dict(table)
-    values.pop("title", None)
-    return MixtureComponent(
-        _lengths(values.pop("prompt")), _lengths(values.pop("output")), **values
-    )
+    values = {name: value for name, value in table.items() if name != "title"}
+    values |= {name: _lengths(values[name]) for name in ("prompt", "output")}
+    return MixtureComponent(**values)
 
 
 def _lengths(value: str | dict[str, Any]) -> LengthDistribution:
@@ -153,18 +145,12 @@ def load_source(
     talks = None if sessions is None else _talks(sessions)
     prompt = None if prompt_tokens is None else parse_lengths(prompt_tokens)
     output = None if output_tokens is None else parse_lengths(output_tokens)
+    drawn_by: dict[str, Any] = {"arrivals": process, "sessions": talks, "models": choice}
     if text == "synthetic":
         if prompt is None or output is None:
             raise SloBenchError("workload synthetic needs prompt_tokens and output_tokens")
         origin = f"synthetic: prompt {prompt_tokens}, output {output_tokens}"
-        return DrawnSource(
-            name=text,
-            lengths=pair(prompt, output),
-            arrivals=process,
-            origin=origin,
-            sessions=talks,
-            models=choice,
-        )
+        return DrawnSource(name=text, lengths=pair(prompt, output), origin=origin, **drawn_by)
     if text not in catalogue():
         if not _exists(text):
             raise _unknown(text)
@@ -173,40 +159,31 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
-        if (format or task_format(Path(text))) in TASK_FORMATS:
-            recorded = read_tasks(Path(text), format)
-            if not recorded.single:  # they begin by the arrival process; their starts are not used
-                return TaskSource(
-                    name=Path(text).name,
-                    arrivals=process,
-                    origin=f"file {Path(text).name}",
-                    notes=recorded.notes,
-                    models=choice,
-                    tasks=recorded.tasks,
-                    block_size=recorded.block_size,
-                )
-            trace = recorded.trace(Path(text))
-        else:
-            trace = read(text, format)
+        trace = read(text, format)
+        if isinstance(trace, RecordedTasks):
+            return TaskSource(  # they begin by the arrival process; their starts are not used
+                name=Path(text).name,
+                arrivals=process,
+                origin=f"file {Path(text).name}",
+                notes=trace.notes,
+                models=choice,
+                tasks=trace.tasks,
+                block_size=trace.block_size,
+            )
         return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = find(text)
     lengths = entry.lengths
     if prompt or output:
-        parts = (
-            MixtureComponent(prompt or p.prompt, output or p.output, p.weight)
-            for p in lengths.parts
-        )
-        lengths = PairLengths(tuple(parts))
+        parts = [(prompt or p.prompt, output or p.output, p.weight) for p in lengths.parts]
+        lengths = PairLengths(tuple(MixtureComponent(*part) for part in parts))
     return DrawnSource(
         name=entry.name,
         lengths=lengths,
-        arrivals=process,
         origin=entry.origin,
         notes=(entry.note,),
         natural_rate_rps=entry.natural_rate_rps,
         continuations=entry.prefix if talks is None else None,
-        sessions=talks,
-        models=choice,
+        **drawn_by,
     )
 
 
@@ -260,13 +237,12 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    convert = {"LengthDistribution": lambda text, label: parse_lengths(text)}
     spec: _Synthetic | _Embed
     if call.name == "synthetic":
-        spec = build(_Synthetic, call, convert)
+        spec = build(_Synthetic, call, CONVERTERS)
         lengths, texts = pair(spec.prompt, spec.output), None
     else:
-        spec = build(_Embed, call, convert)
+        spec = build(_Embed, call, CONVERTERS)
         lengths, texts = pair(spec.tokens, Fixed(1)), spec.texts
     if abs(spec.priority) >= 2**31:
         raise SloBenchError(f"priority must be below 2^31 but is {spec.priority} in {call.text!r}")
@@ -311,9 +287,8 @@ def parse_mix(text: str, arrivals: str, models: Models | None) -> MixedSource:
     if call.name == "collocated":
         call = parse_call(_collocated(call))
     if call.name != "mix":
-        raise SloBenchError(
-            f"cannot read {text!r}; write mix(chat=azure-conv:0.7, code=azure-code:0.3)"
-        )
+        example = "mix(chat=azure-conv:0.7, code=azure-code:0.3)"
+        raise SloBenchError(f"cannot read {text!r}; write {example}")
     members = [_member(None, value) for value in call.positional]
     members += [_member(name, value) for name, value in call.named.items()]
     return MixedSource(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -140,11 +141,7 @@ def prefix_figures(workload: Workload) -> PrefixFigures | None:
     hit_requests = 0
     size = workload.prefix_block_size
     for blocks, prompt in zip(workload.prefix_blocks, workload.prompt_tokens.tolist(), strict=True):
-        hits = 0
-        for block in blocks[: prompt // size]:
-            if block not in cached_blocks:
-                break
-            hits += 1
+        hits = sum(1 for _ in takewhile(cached_blocks.__contains__, blocks[: prompt // size]))
         hit_blocks += hits
         hit_requests += hits > 0
         cached_blocks.update(blocks)

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .errors import SloBenchError
 from .prefixes import SessionBlocks
 from .request import Request, RequestType, Slo
 
 MOST_S = 1e9  # of arrivals: times of simulations are kept to a microsecond
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def _floats(fill: float) -> Floats:
@@ -207,8 +205,7 @@ def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
         columns["prefix_blocks"] = blocks.take(rows)
     elif blocks is not None:
         columns["prefix_blocks"] = [blocks[row] for row in rows]
-    if workload.texts is not None:
-        columns["texts"] = [workload.texts[row] for row in rows]
-    if workload.bodies is not None:
-        columns["bodies"] = [workload.bodies[row] for row in rows]
+    for name in ("texts", "bodies"):
+        objects = getattr(workload, name)
+        columns[name] = None if objects is None else [objects[row] for row in rows]
     return dataclasses.replace(workload, **columns)

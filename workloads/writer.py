@@ -71,17 +71,13 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
         if np.isfinite(column).any():
             columns[name] = ["" if s == np.inf else s for s in column.tolist()]
     if workload.prefix_blocks is not None:
-        columns["prefix_blocks"] = (_ranges(blocks) for blocks in workload.prefix_blocks)
+        columns["prefix_blocks"] = (" ".join(_runs(b)) for b in workload.prefix_blocks)
         columns["prefix_block_size"] = (workload.prefix_block_size for _ in count())
     return columns
 
 
-def _ranges(blocks: tuple[int, ...]) -> str:
-    """Consecutive numbers in the form `0-13 20`."""
-    return " ".join(_runs(blocks))
-
-
 def _runs(blocks: tuple[int, ...]) -> Iterator[str]:
+    """Consecutive numbers in the form `0-13`, `20`."""
     index = 0
     while index < len(blocks):
         first = index

@@ -4,7 +4,7 @@
 # BASELINE       run folder in the repository
 # CANDIDATE      run folder; empty: EXPERIMENT is run
 # EXPERIMENT     experiment file; empty: that of the baseline
-# MAX_REGRESSION, METRIC  as in `slo-bench gate`
+# MAX_REGRESSION, METRIC, ALLOW_DIFFERENT (with commas)  as in `slo-bench gate`
 # COMMENT        true: comment on PULL_REQUEST of GITHUB_REPOSITORY, with gh and GH_TOKEN
 set -euo pipefail
 : "${BASELINE:?names the run folder of the baseline}"
@@ -16,10 +16,12 @@ if [ -z "${CANDIDATE:-}" ]; then
     CANDIDATE="$work/candidate"
     slo-bench run "${EXPERIMENT:-$BASELINE/experiment.toml}" --out "$CANDIDATE"
 fi
-asked=(--max-regression "${MAX_REGRESSION:-5%}" --markdown "$table")
-[ -z "${METRIC:-}" ] || asked+=(--metric "$METRIC")
+options=(--max-regression "${MAX_REGRESSION:-5%}" --markdown "$table")
+[ -z "${METRIC:-}" ] || options+=(--metric "$METRIC")
+IFS=, read -ra different <<< "${ALLOW_DIFFERENT:-}"
+for setting in "${different[@]}"; do options+=(--allow-different "$setting"); done
 code=0
-slo-bench gate "$BASELINE" "$CANDIDATE" "${asked[@]}" || code=$?
+slo-bench gate "$BASELINE" "$CANDIDATE" "${options[@]}" || code=$?
 case $code in
     0) verdict=passed ;;
     1) verdict=failed ;;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -21,39 +20,26 @@ EXAMPLES = (
 
 @with_options
 def accuracy(
-    folder: Annotated[
-        Path | None,
-        argument(
-            "FOLDER",
-            "Folder or file with measurements: closed-loop tables, open-loop levels, request logs, "
-            "or a CSV of your own (docs/accuracy.md). Default: the measurements in the package.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "FILE", "Write the prediction of every measurement to FILE, one JSON line each.", *OUT
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, flag("Continue an interrupted run: predict only what FILE lacks.", "--resume")
-    ] = False,
-    without: Annotated[
-        str | None,
-        option(
-            "GPU",
-            "Do not use the kernel tables of this GPU, to see what a GPU without tables gets.",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        option("N", "Number of parallel processes. Default: one per core.", *JOBS, min=1),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        option("FILE", "Write a page that shows every measurement against its prediction."),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only the summary, as JSON.", "--json")] = False,
+    folder: Path | None = argument(
+        "FOLDER",
+        "Folder or file with measurements: closed-loop tables, open-loop levels, request logs, "
+        "or a CSV of your own (docs/accuracy.md). Default: the measurements in the package.",
+        default=None,
+    ),
+    out: Path | None = option(
+        "FILE", "Write the prediction of every measurement to FILE, one JSON line each.", *OUT
+    ),
+    resume: bool = flag("Continue an interrupted run: predict only what FILE lacks.", "--resume"),
+    without: str | None = option(
+        "GPU", "Do not use the kernel tables of this GPU, to see what a GPU without tables gets."
+    ),
+    jobs: int | None = option(
+        "N", "Number of parallel processes. Default: one per core.", *JOBS, min=1
+    ),
+    html: Path | None = option(
+        "FILE", "Write a page that shows every measurement against its prediction."
+    ),
+    as_json: bool = flag("Print only the summary, as JSON.", "--json"),
 ) -> None:
     """Predict measurements of real GPUs and print the errors."""
     from ...harness.load_generator.machine import cores

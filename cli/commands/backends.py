@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
@@ -27,22 +26,18 @@ app = typer.Typer(
     )
 )
 def install(
-    backend: Annotated[str, argument("BACKEND", f"Server: {' or '.join(LAUNCHED)}.")],
-    cpu: Annotated[bool, flag("Install the build for machines without a GPU.", "--cpu")] = False,
-    version: Annotated[
-        str | None,
-        option("V", "Server version. Default: the version that slo-bench is tested with."),
-    ] = None,
-    packages: Annotated[
-        list[str] | None,
-        option(
-            "PACKAGE",
-            "Additional package, such as nixl; also added to an existing installation. May be "
-            "repeated.",
-            "--with",
-        ),
-    ] = None,
-    verbose: Annotated[bool, flag("Show the installer's output.", "--verbose", "-v")] = False,
+    backend: str = argument("BACKEND", f"Server: {' or '.join(LAUNCHED)}."),
+    cpu: bool = flag("Install the build for machines without a GPU.", "--cpu"),
+    version: str | None = option(
+        "V", "Server version. Default: the version that slo-bench is tested with."
+    ),
+    packages: list[str] | None = option(
+        "PACKAGE",
+        "Additional package, such as nixl; also added to an existing installation. May be "
+        "repeated.",
+        "--with",
+    ),
+    verbose: bool = flag("Show the installer's output.", "--verbose", "-v"),
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
     from ...harness.servers.launch import environments
@@ -64,7 +59,7 @@ def install(
 
 @app.command("list", epilog=epilog(["slo-bench backends list --json"]))
 def list_backends(
-    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
+    as_json: bool = flag("Print a JSON list.", "--json"),
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
@@ -105,8 +100,8 @@ def list_backends(
     epilog=epilog(["slo-bench backends check vllm", "slo-bench backends check vllm==0.31.0"])
 )
 def check(
-    backend: Annotated[str, argument("BACKEND", f"Server: {', '.join(LAUNCHED)}, or vllm==V.")],
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+    backend: str = argument("BACKEND", f"Server: {', '.join(LAUNCHED)}, or vllm==V."),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Check that the plugin fits a server: every function that it uses is there and takes the
     parameters that it expects. Exits with 1 if not. A version that is not installed is fetched
@@ -136,9 +131,7 @@ def check(
 
 @app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))
 def remove(
-    name: Annotated[
-        str, argument("NAME", "Environment name, or a server name for all its environments.")
-    ],
+    name: str = argument("NAME", "Environment name, or a server name for all its environments."),
 ) -> None:
     """Delete the environments of installed servers."""
     from ...harness.servers.launch import environments

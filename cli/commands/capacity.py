@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from ...tuner.capacity.capacity_options import (
 from ...workloads.errors import SloBenchError
 from ..interrupts import interruptible
 from ..options import declared as options
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import flag
 from ..output.progress import changing_line
 
@@ -69,12 +69,13 @@ CHANGED = {
 
 @with_options
 def capacity(
-    experiment_options: Annotated[
-        Given, Offer(without=("replay_speeds", "load_factors", "duration_s"), changed=CHANGED)
-    ],
-    search: Annotated[Given, Offer(CapacityOptions)],
+    *,
+    experiment_options: Given = offer(
+        without=("replay_speeds", "load_factors", "duration_s"), changed=CHANGED
+    ),
+    search: Given = offer(CapacityOptions),
     execution: options.Execution,
-    as_json: Annotated[bool, flag("Print only the capacities, as a JSON list.", "--json")] = False,
+    as_json: bool = flag("Print only the capacities, as a JSON list.", "--json"),
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     from ...harness.experiments.experiment import new_folder

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...workloads.errors import SloBenchError
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import with_options
-from ..options.parameters import argument, option
+from ..options.parameters import argument, option, option_group
 
 if TYPE_CHECKING:
     from ...reports.compare.comparing import Comparison
@@ -26,46 +25,29 @@ EXAMPLES = (
     "slo-bench compare runs/before mlperf_log_summary.txt --rates 4",
 )
 
-A = Annotated[
-    Path,
-    argument(
-        "A",
-        "Run folder, or a result file of `vllm bench serve` (--save-detailed), guidellm "
-        "(benchmarks.json), aiperf (profile_export.jsonl) or MLPerf (mlperf_log_summary.txt).",
-    ),
-]
-Systems = Annotated[
-    str | None, option("X,Y", "Compare system X of A with system Y of B, or of A if B is left out.")
-]
-Metrics = Annotated[
-    str | None,
-    option(
-        "M,…",
-        "Metrics to compare: attainment, goodput, output_tokens; ttft_, tpot_ or e2e_ with "
-        "mean, p50, p90 or p99.",
-    ),
-]
+SYSTEMS = option("X,Y", "Compare system X of A with system Y of B, or of A if B is left out.")
+METRICS = option(
+    "M,…",
+    "Metrics to compare: attainment, goodput, output_tokens; ttft_, tpot_ or e2e_ with mean, "
+    "p50, p90 or p99.",
+)
 
 
-@dataclass(frozen=True)
+@option_group
 class Compared:
     """Options of a comparison: rates, SLO and the statistics."""
 
-    rates: Annotated[
-        str | None, option("2,4|2:8:2", "Compare only these offered rates, req/s.")
-    ] = None
-    slo: Annotated[
-        str | None,
-        option("ttft=1,tpot=0.15", "SLO in seconds for all requests, instead of their own bounds."),
-    ] = None
-    allow_different: Annotated[
-        list[str] | None,
-        option("NAME", "Compare although this condition differs (a setting). May be repeated."),
-    ] = None
-    confidence: Annotated[
-        float, option("C", "Confidence level of the intervals: 1 − level of significance.")
-    ] = 0.95
-    seed: Annotated[int, option("N", "Seed of the bootstrap.")] = 0
+    rates: str | None = option("2,4|2:8:2", "Compare only these offered rates, req/s.")
+    slo: str | None = option(
+        "ttft=1,tpot=0.15", "SLO in seconds for all requests, instead of their own bounds."
+    )
+    allow_different: list[str] | None = option(
+        "NAME", "Compare although this condition differs (a setting). May be repeated."
+    )
+    confidence: float = option(
+        "C", "Confidence level of the intervals: 1 − level of significance.", default=0.95
+    )
+    seed: int = option("N", "Seed of the bootstrap.", default=0)
 
     def comparison(
         self,
@@ -111,14 +93,17 @@ class Compared:
 
 @with_options
 def compare(
-    a: A,
-    b: Annotated[
-        Path | None,
-        argument("[B]", "Run folder or result file, as A. If left out: A, with --systems."),
-    ] = None,
-    systems: Systems = None,
-    metric: Metrics = None,
     *,
+    a: Path = argument(
+        "A",
+        "Run folder, or a result file of `vllm bench serve` (--save-detailed), guidellm "
+        "(benchmarks.json), aiperf (profile_export.jsonl) or MLPerf (mlperf_log_summary.txt).",
+    ),
+    b: Path | None = argument(
+        "[B]", "Run folder or result file, as A. If left out: A, with --systems.", default=None
+    ),
+    systems: str | None = SYSTEMS,
+    metric: str | None = METRICS,
     compared: Compared,
     output: HtmlOrJson,
 ) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import flag, option
 
 EXAMPLES = (
@@ -31,15 +31,13 @@ _CHANGED = {
 
 @with_options
 def derive_slo(
-    models: Annotated[str, option("fleet(…)|zipf(…)", "Models of the requests, as in `run`.")],
-    rate: Annotated[float, option("R", "Total request rate of all models, req/s.")],
-    workload_options: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
-    quantile: Annotated[float, option("Q", "Quantile of each model's latencies.")] = 0.95,
-    bound: Annotated[
-        list[str] | None, option("ttft|tpot", "Derive only this bound. May be repeated.")
-    ] = None,
-    each: Annotated[bool, flag("Print every copy of a model, not their median.", "--each")] = False,
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+    models: str = option("fleet(…)|zipf(…)", "Models of the requests, as in `run`.", default=...),
+    rate: float = option("R", "Total request rate of all models, req/s.", default=...),
+    workload_options: Given = offer(only=_DEFAULTS, changed=_CHANGED),
+    quantile: float = option("Q", "Quantile of each model's latencies.", default=0.95),
+    bound: list[str] | None = option("ttft|tpot", "Derive only this bound. May be repeated."),
+    each: bool = flag("Print every copy of a model, not their median.", "--each"),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Derive SLOs from simulations in which every model has its own GPUs.
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated
 
 import typer
 
@@ -55,7 +54,7 @@ class Finding:
 
 
 def doctor(
-    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
+    as_json: bool = flag("Print a JSON list.", "--json"),
 ) -> None:
     """Check this installation; exit code 1 if something is broken."""
     findings = list(examine())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -20,26 +19,20 @@ EXAMPLES = (
 
 
 def explain(
-    run: Annotated[Path, argument("RUN", "Run folder.")],
-    request: Annotated[
-        str | None,
-        argument(
-            "[REQUEST]",
-            "Request number (`id` in the records), or slowest. Without: why the best system won.",
-        ),
-    ] = None,
-    cell: Annotated[
-        str | None,
-        option("C", "Cell name (`cell` in cells.csv). Required if the run has several.", *CELL),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        option(
-            "FILE.json[.gz]",
-            "Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+    run: Path = argument("RUN", "Run folder."),
+    request: str | None = argument(
+        "[REQUEST]",
+        "Request number (`id` in the records), or slowest. Without: why the best system won.",
+        default=None,
+    ),
+    cell: str | None = option(
+        "C", "Cell name (`cell` in cells.csv). Required if the run has several.", *CELL
+    ),
+    trace: Path | None = option(
+        "FILE.json[.gz]",
+        "Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
+    ),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Show where a request's time went: instances, queue, prefill, preempted, decode and others.
 
@@ -80,15 +73,15 @@ def explain(
         number = explaining.chosen_request(measured, request)
         decided = decisions_on(run, cell, number)
         explanation = explaining.explain_measured(measured, number, decided)
-        if trace is not None:
-            write_events(measured.events(), trace)
+        events = measured.events
     else:
         with counted("requests") as progress:
             watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
         doubt = explaining.differs_from_record(run, watched)
         explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
-        if trace is not None:
-            write_events(watched.events(), trace)
+        events = watched.events
+    if trace is not None:
+        write_events(events(), trace)
     if as_json:
         document = explaining.explanation_json(explanation) | {"doubt": doubt}
         typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))

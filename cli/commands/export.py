@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -18,25 +18,20 @@ EXAMPLES = (
 
 
 def export(
-    run_dir: Annotated[Path, argument("RUN", "Run folder.")],
-    to: Annotated[
-        Literal["mlflow", "wandb", "otel", "grafana", "mlperf"],
-        option(
-            "TOOL",
-            "mlflow: a run for each cell, with the report. wandb: the same in Weights & Biases. "
-            "otel: metrics and a span for each request, as OTLP/JSON. grafana: a dashboard for the "
-            "metrics that --live and watch serve. mlperf: LoadGen's summary of each cell.",
-        ),
-    ],
-    destination: Annotated[
-        str | None,
-        option(
-            "WHERE",
-            "mlflow: tracking URI; wandb: project; otel: collector (http://…:4318) or file; "
-            "grafana: file; mlperf: folder. Default: as the tool's environment variables say, or "
-            "in the run folder.",
-        ),
-    ] = None,
+    run_dir: Path = argument("RUN", "Run folder."),
+    to: Literal["mlflow", "wandb", "otel", "grafana", "mlperf"] = option(
+        "TOOL",
+        "mlflow: a run for each cell, with the report. wandb: the same in Weights & Biases. "
+        "otel: metrics and a span for each request, as OTLP/JSON. grafana: a dashboard for the "
+        "metrics that --live and watch serve. mlperf: LoadGen's summary of each cell.",
+        default=...,
+    ),
+    destination: str | None = option(
+        "WHERE",
+        "mlflow: tracking URI; wandb: project; otel: collector (http://…:4318) or file; grafana: "
+        "file; mlperf: folder. Default: as the tool's environment variables say, or in the run "
+        "folder.",
+    ),
 ) -> None:
     """Hand a finished run on to another tool."""
     from ...reports.exports import export as written

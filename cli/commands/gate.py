@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
 from ..options.from_schema import with_options
 from ..options.parameters import argument, flag, option
-from .compare import Compared, Metrics, Systems
+from .compare import METRICS, SYSTEMS, Compared
 
 if TYPE_CHECKING:
     from ...reports.compare.comparing import Comparison, Judgement, Regression
@@ -27,25 +27,21 @@ EXAMPLES = (
 
 @with_options
 def gate(
-    a: Annotated[Path, argument("BASELINE", "Run folder or result file.")],
-    b: Annotated[Path, argument("CANDIDATE", "Run folder or result file, as BASELINE.")],
-    max_regression: Annotated[
-        str,
-        option(
-            "5%",
-            "Largest regression allowed: percent of the baseline; percentage points for "
-            "attainment.",
-        ),
-    ] = "5%",
-    metric: Metrics = None,
-    systems: Systems = None,
     *,
+    a: Path = argument("BASELINE", "Run folder or result file."),
+    b: Path = argument("CANDIDATE", "Run folder or result file, as BASELINE."),
+    max_regression: str = option(
+        "5%",
+        "Largest regression allowed: percent of the baseline; percentage points for attainment.",
+        default="5%",
+    ),
+    metric: str | None = METRICS,
+    systems: str | None = SYSTEMS,
     compared: Compared,
-    markdown: Annotated[
-        Path | None,
-        option("FILE", "Also write the table with intervals, for a pull request.", "--markdown"),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+    markdown: Path | None = option(
+        "FILE", "Also write the table with intervals, for a pull request.", "--markdown"
+    ),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Exit with 1 if the candidate is significantly worse by more than the bound, else with 0.
 
@@ -129,8 +125,7 @@ def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
     from ...reports.compare.output import comparison_json, row_json
 
     def regression_json(regression: Regression) -> dict[str, Any]:
-        size = regression.size if math.isfinite(regression.size) else None
-        low = regression.low if math.isfinite(regression.low) else None
+        size, low = finite(regression.size), finite(regression.low)
         return {"regression": size, "regression_low": low, **row_json(regression.row)}
 
     return {

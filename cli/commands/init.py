@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -18,15 +17,13 @@ EXAMPLES = (
 
 
 def init(
-    file: Annotated[Path, argument("[FILE.toml]", "File to write.")] = Path("experiment.toml"),
-    suite: Annotated[
-        str,
-        option(
-            "NAME",
-            "Predefined experiment to begin with (see `slo-bench list suites`).",
-            complete=listed("suites"),
-        ),
-    ] = "quickstart",
+    file: Path = argument("[FILE.toml]", "File to write.", default=Path("experiment.toml")),
+    suite: str = option(
+        "NAME",
+        "Predefined experiment to begin with (see `slo-bench list suites`).",
+        default="quickstart",
+        complete=listed("suites"),
+    ),
 ) -> None:
     """Write an experiment file with a comment on every setting, to edit and to run."""
     from ...harness.experiments.config.experiment_file import read_toml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -35,19 +35,16 @@ _HEAD_WIDTH = 12  # characters
 
 
 def list_names(
-    kind: Annotated[
-        str,
-        argument(
-            "KIND",
-            "Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
-            "workloads, suites or routers.",
-            complete=complete_kind,
-        ),
-    ],
-    name: Annotated[
-        str | None, argument("[NAME]", "Show the details of this name.", complete=complete_name)
-    ] = None,
-    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
+    kind: str = argument(
+        "KIND",
+        "Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
+        "workloads, formats (of traces), suites or routers.",
+        complete=complete_kind,
+    ),
+    name: str | None = argument(
+        "[NAME]", "Show the details of this name.", default=None, complete=complete_name
+    ),
+    as_json: bool = flag("Print a JSON list.", "--json"),
 ) -> None:
     """List the names that other commands accept, or show the details of one name."""
     if kind not in KINDS:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from ...predictors.families import random_types
 from ..options.parameters import argument, epilog, option
 
 EXAMPLES = (
@@ -14,6 +14,8 @@ EXAMPLES = (
     "slo-bench model make models/small --like qwen3 --size 100m",
     "slo-bench model make models/encoder --like bert",
 )
+
+_DECODERS, _ENCODERS = (", ".join(random_types(kind)) for kind in ("decoder", "encoder"))
 
 app = typer.Typer(
     help="Make a small model to try servers with.",
@@ -29,12 +31,12 @@ def model() -> None:
 
 @app.command(epilog=epilog(EXAMPLES))
 def make(
-    folder: Annotated[Path, argument("DIR", "Folder to write: new or empty.")],
-    like: Annotated[
-        str, option("NAME", "Architecture: llama, mistral, qwen2, qwen3 or bert, an encoder.")
-    ] = "llama",
-    size: Annotated[str, option("N", "Number of parameters: 4m, 100m, 1.5b.")] = "4m",
-    seed: Annotated[int, option("N", "Seed of the weights.", min=0)] = 0,
+    folder: Path = argument("DIR", "Folder to write: new or empty."),
+    like: str = option(
+        "NAME", f"Architecture: {_DECODERS} or {_ENCODERS}, an encoder.", default="llama"
+    ),
+    size: str = option("N", "Number of parameters: 4m, 100m, 1.5b.", default="4m"),
+    seed: int = option("N", "Seed of the weights.", default=0, min=0),
 ) -> None:
     """Write a model with random weights, a tokenizer and a chat template, in float32.
 
@@ -45,8 +47,9 @@ def make(
     from ...harness.servers.launch import random_model
 
     fields = random_model.model_fields(like, random_model.parse_parameters(size))
+    shape = random_model.shape_of(fields)
     random_model.make_model(folder, fields, seed)
     typer.echo(
         f"{folder}: {like}, {random_model.parameter_count(fields) / 1e6:,.1f} million parameters "
-        f"({fields['num_hidden_layers']} layers of {fields['hidden_size']})"
+        f"({shape.layers} layers of {shape.hidden})"
     )

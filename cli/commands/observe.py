@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from ...harness.servers.server_kinds import LAUNCHED
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite, plain_fields
 from ..interrupts import interruptible
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import OUT, argument, flag, option
 from ..output.progress import changing_line
 
@@ -38,62 +38,45 @@ _LEAST_READINGS = 30
 
 @with_options
 def observe(
-    url: Annotated[
-        str, argument("URL", "Address of vLLM or SGLang, or of a Prometheus server that reads it.")
-    ],
-    experiment_options: Annotated[
-        Given,
-        Offer(
-            only=("systems", "set", "model", "slo", "slo_scale", "seed"),
-            changed={
-                "systems": {
-                    "repeated": False,
-                    "help": "System that the server runs. "
-                    f"Default: {' or '.join(LAUNCHED)}, as it says.",
-                },
-                "model": {
-                    "help": "Model that it serves: a catalogue name, or a folder with a "
-                    "config.json. Default: the name that it says.",
-                },
+    url: str = argument(
+        "URL", "Address of vLLM or SGLang, or of a Prometheus server that reads it."
+    ),
+    experiment_options: Given = offer(
+        only=("systems", "set", "model", "slo", "slo_scale", "seed"),
+        changed={
+            "systems": {
+                "repeated": False,
+                "help": "System that the server runs. "
+                f"Default: {' or '.join(LAUNCHED)}, as it says.",
             },
-        ),
-    ],
-    duration: Annotated[
-        float | None,
-        option(
-            "S",
-            "Time to watch; of a Prometheus server the last S seconds. Default: 300; 3600.",
-            min=1,
-        ),
-    ] = None,
-    interval: Annotated[
-        float | None,
-        option(
-            "S",
-            "Time between two readings; of a Prometheus server not below its scrape interval. "
-            "Default: 2; 15.",
-            min=0.1,
-        ),
-    ] = None,
-    target: Annotated[
-        float, option("SHARE", "Target attainment: share of requests that must meet their SLO.")
-    ] = 0.9,
-    only: Annotated[
-        list[str] | None,
-        option("LABEL=VALUE", "Label that metrics must have, to choose one server of several."),
-    ] = None,
-    api_key_env: Annotated[
-        str | None, option("NAME", "Environment variable with the API key (Bearer).")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Folder for the fitted profile, the requests that were seen and an experiment file.",
-            *OUT,
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+            "model": {
+                "help": "Model that it serves: a catalogue name, or a folder with a "
+                "config.json. Default: the name that it says.",
+            },
+        },
+    ),
+    duration: float | None = option(
+        "S", "Time to watch; of a Prometheus server the last S seconds. Default: 300; 3600.", min=1
+    ),
+    interval: float | None = option(
+        "S",
+        "Time between two readings; of a Prometheus server not below its scrape interval. "
+        "Default: 2; 15.",
+        min=0.1,
+    ),
+    target: float = option(
+        "SHARE", "Target attainment: share of requests that must meet their SLO.", default=0.9
+    ),
+    only: list[str] | None = option(
+        "LABEL=VALUE", "Label that metrics must have, to choose one server of several."
+    ),
+    api_key_env: str | None = option("NAME", "Environment variable with the API key (Bearer)."),
+    out: Path | None = option(
+        "DIR",
+        "Folder for the fitted profile, the requests that were seen and an experiment file.",
+        *OUT,
+    ),
+    as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Watch a running vLLM or SGLang and say what it carries, and which change is safest.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from ...harness.experiments.config.setting import ARRIVES
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.names import listed
 from ..options.parameters import GPU, flag, option
 
@@ -41,56 +40,40 @@ SHOWN = (
 
 @with_options
 def plan(
-    experiment_options: Annotated[Given, Offer(only=_ASKED)],
-    rate: Annotated[float | None, _load("R", "Offered rate in requests per second.")] = None,
-    fleet: Annotated[
-        Path | None,
-        _load(
-            "FILE",
-            "TOML file with several models and their rates in each hour of a day, instead of "
-            "--rate (docs/planning.md#fleets).",
-            "--fleet",
-        ),
-    ] = None,
-    target: Annotated[
-        float, _load("SHARE", "Target attainment: minimum share of requests that meet their SLO.")
-    ] = 0.9,
-    headroom: Annotated[float, _load("SHARE", "Spare capacity, as a share of the rate.")] = 0.0,
-    gpu: Annotated[
-        list[str] | None,
-        _choice(
-            "G,…",
-            "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
-            *GPU,
-            complete=listed("gpus"),
-        ),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
-        _choice("G=USD", "Price of a GPU per hour, instead of the list's. May be repeated."),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        _choice(
-            "LIST",
-            "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
-            "catalogue's (large clouds, on demand).",
-        ),
-    ] = None,
-    max_gpus: Annotated[int, _choice("N", "Maximum total number of GPUs.", min=1)] = 64,
-    plans: Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)] = 5,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    jobs: options.Jobs = None,
-    html: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Also write an HTML page: plans by price, p99, spare capacity and energy.",
-            "--html",
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")] = False,
+    *,
+    experiment_options: Given = offer(only=_ASKED),
+    rate: float | None = _load("R", "Offered rate in requests per second."),
+    fleet: Path | None = _load(
+        "FILE",
+        "TOML file with several models and their rates in each hour of a day, instead of --rate "
+        "(docs/planning.md#fleets).",
+        "--fleet",
+    ),
+    target: float = _load(
+        "SHARE", "Target attainment: minimum share of requests that meet their SLO.", default=0.9
+    ),
+    headroom: float = _load("SHARE", "Spare capacity, as a share of the rate.", default=0.0),
+    gpu: list[str] | None = _choice(
+        "G,…",
+        "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
+        *GPU,
+        complete=listed("gpus"),
+    ),
+    price: list[str] | None = _choice(
+        "G=USD", "Price of a GPU per hour, instead of the list's. May be repeated."
+    ),
+    prices: str | None = _choice(
+        "LIST",
+        "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
+        "catalogue's (large clouds, on demand).",
+    ),
+    max_gpus: int = _choice("N", "Maximum total number of GPUs.", default=64, min=1),
+    plans: int = option("N", "Number of plans to print, the cheapest first.", default=5, min=1),
+    folder: options.RunFolder,
+    html: Path | None = option(
+        "FILE", "Also write an HTML page: plans by price, p99, spare capacity and energy.", "--html"
+    ),
+    as_json: bool = flag("Print only the plans, as a JSON list.", "--json"),
 ) -> None:
     """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
 
@@ -99,20 +82,15 @@ def plan(
     """
     from ...harness.load_generator.machine import cores
     from ...harness.policies.systems import DEFAULT_SYSTEM
-    from ...tuner.planning import (
-        PlanOptions,
-        TargetLoad,
-        default_prices,
-        plan_cheapest,
-        read_prices,
-    )
     from ...tuner.planning.fleet import plan_fleet, read_fleet
+    from ...tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
+    from ...tuner.planning.prices import default_prices, read_prices
     from ..interrupts import interruptible
     from ..options.experiment_options import experiment_of
     from ..output.plan_output import show_fleet, show_plans
     from ..output.progress import changing_line
 
-    options.resumed_in(out, resume)
+    resumed = folder.resumed is not None
     if (rate is None) is (fleet is None):
         raise SloBenchError("give --rate R or --fleet FILE, one of them")
     if fleet is not None and html is not None:
@@ -123,13 +101,14 @@ def plan(
     price_list = default_prices() if prices is None else read_prices(prices)
     kinds = tuple(name for names in gpu or () for name in names.split(","))
     priced = price_list.changed(_prices(price or []))
+    out = folder.out
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with (
         interruptible(f"interrupted{where}"),
         changing_line("first simulation") as say,
-        options.pool_of(None, cores() if jobs is None else jobs) as pool,
+        options.pool_of(None, cores() if folder.jobs is None else folder.jobs) as pool,
     ):
-        plan_options = PlanOptions(kinds, priced, out, resume, say, pool)
+        plan_options = PlanOptions(kinds, priced, out, resumed, say, pool)
         if fleet is None:
             planned = plan_cheapest(experiment, target_load, plan_options)
         else:

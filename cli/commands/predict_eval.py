@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -24,37 +23,30 @@ EXAMPLES = (
 
 @with_options
 def predict_eval(
-    folder: Annotated[Path, argument("DIR", "Folder written by predict-train.")],
-    data: predict_data.Data,
-    columns: predict_data.Columns = None,
-    label_tokenizer: predict_data.Counted = None,
-    length_column: predict_data.Length = None,
-    base: predict_data.BaseAt = None,
-    device: predict_data.Device = "cpu",
-    threads: predict_data.Threads = None,
-    prequential: Annotated[
-        int | None,
-        option(
-            "N",
-            "Prequential evaluation: process the answers in order, N at a time; compare the "
-            "predictor as trained with one that is corrected at once and retrained every N "
-            "answers.",
-            min=1,
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "With --prequential: also evaluate this predictor, for example one trained on "
-            "such answers from the start.",
-        ),
-    ] = None,
-    seed: Annotated[int, option("N", "Seed of the retraining of --prequential.")] = 0,
-    predictions: Annotated[
-        Path | None, option("FILE.csv", "Also write the prediction for each prompt, a row each.")
-    ] = None,
     *,
+    folder: Path = argument("DIR", "Folder written by predict-train."),
+    data: list[str] = predict_data.DATA,
+    columns: str | None = predict_data.COLUMNS,
+    label_tokenizer: str | None = predict_data.LABEL_TOKENIZER,
+    length_column: str | None = predict_data.LENGTH_COLUMN,
+    base: str | None = predict_data.BASE_AT,
+    device: str = predict_data.device(default="cpu"),
+    threads: int | None = predict_data.THREADS,
+    prequential: int | None = option(
+        "N",
+        "Prequential evaluation: process the answers in order, N at a time; compare the "
+        "predictor as trained with one that is corrected at once and retrained every N answers.",
+        min=1,
+    ),
+    baseline: Path | None = option(
+        "DIR",
+        "With --prequential: also evaluate this predictor, for example one trained on such "
+        "answers from the start.",
+    ),
+    seed: int = option("N", "Seed of the retraining of --prequential.", default=0),
+    predictions: Path | None = option(
+        "FILE.csv", "Also write the prediction for each prompt, a row each."
+    ),
     output: HtmlOrJson,
 ) -> None:
     """Evaluate a predictor and three baselines on held-out answers.

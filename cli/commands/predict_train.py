@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,7 +11,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
 from ..options import predict_data
 from ..options.from_schema import with_options
-from ..options.parameters import OUT, flag, option
+from ..options.parameters import OUT, flag, option, option_group
 
 EXAMPLES = (
     "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
@@ -23,69 +21,57 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
+@option_group
 class Training:
     """Training options; `TrainSettings` defines their meaning."""
 
-    head: Annotated[
-        str, option("H", "Output head of the predictor: softmax, ordinal or quantile.")
-    ] = "softmax"
-    lora_r: Annotated[int, option("R", "Rank of the LoRA adapters.")] = 16
-    epochs: Annotated[int, option("N", "Passes over the data.")] = 3
-    batch: Annotated[int, option("N", "Batch size in prompts.")] = 24
-    learning_rate: Annotated[float, option("X", "Peak learning rate.")] = 1e-3
-    waiting_weight: Annotated[
-        float,
-        option(
-            "X",
-            "Weight in the loss of how much longer requests wait in the predicted order than "
-            "shortest first.",
-        ),
-    ] = 0.0
-    max_tokens: Annotated[
-        int, option("N", "Maximum number of input tokens (prompt and model name); the rest is cut.")
-    ] = 128
-    patience: Annotated[
-        int, option("N", "Stop after N epochs without a better validation loss.")
-    ] = 2
-    test_share: Annotated[float, option("SHARE", "Share of prompts held out for predict-eval.")] = (
-        0.05
+    head: str = option(
+        "H", "Output head of the predictor: softmax, ordinal or quantile.", default="softmax"
     )
+    lora_r: int = option("R", "Rank of the LoRA adapters.", default=16)
+    epochs: int = option("N", "Passes over the data.", default=3)
+    batch: int = option("N", "Batch size in prompts.", default=24)
+    learning_rate: float = option("X", "Peak learning rate.", default=1e-3)
+    waiting_weight: float = option(
+        "X",
+        "Weight in the loss of how much longer requests wait in the predicted order than "
+        "shortest first.",
+        default=0.0,
+    )
+    max_tokens: int = option(
+        "N", "Maximum number of input tokens (prompt and model name); the rest is cut.", default=128
+    )
+    patience: int = option("N", "Stop after N epochs without a better validation loss.", default=2)
+    test_share: float = option("SHARE", "Share of prompts held out for predict-eval.", default=0.05)
 
 
 @with_options
 def predict_train(
-    data: predict_data.Data,
+    *,
+    data: list[str] = predict_data.DATA,
     training: Training,
-    out: Annotated[Path | None, option("DIR", "New folder for the predictor.", *OUT)] = None,
-    continue_from: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Continue training this predictor on new rows of DATA, with replay of earlier "
-            "rows; the result is kept only if it is no worse on earlier rows.",
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        option(
-            "PATH|NAME",
-            "Base model: an encoder or a decoder, as a folder or a name on the Hugging Face "
-            "hub. Default: sentence-transformers/all-MiniLM-L6-v2 (extra encoder); with "
-            "--continue-from as trained.",
-        ),
-    ] = None,
-    columns: predict_data.Columns = None,
-    label_tokenizer: predict_data.Counted = None,
-    length_column: predict_data.Length = None,
-    buckets: Annotated[
-        str | None,
-        option("0,8,16,…", "Lower bounds of the length buckets. Default: 0,8,16,…,2048."),
-    ] = None,
-    seed: Annotated[int, option("N", "Seed of all random numbers.")] = 0,
-    device: predict_data.Device = "auto",
-    threads: predict_data.Threads = None,
-    resume: Annotated[bool, flag("Continue an interrupted training in --out.", "--resume")] = False,
+    out: Path | None = option("DIR", "New folder for the predictor.", *OUT),
+    continue_from: Path | None = option(
+        "DIR",
+        "Continue training this predictor on new rows of DATA, with replay of earlier rows; the "
+        "result is kept only if it is no worse on earlier rows.",
+    ),
+    base: str | None = option(
+        "PATH|NAME",
+        "Base model: an encoder or a decoder, as a folder or a name on the Hugging Face hub. "
+        "Default: sentence-transformers/all-MiniLM-L6-v2 (extra encoder); with --continue-from "
+        "as trained.",
+    ),
+    columns: str | None = predict_data.COLUMNS,
+    label_tokenizer: str | None = predict_data.LABEL_TOKENIZER,
+    length_column: str | None = predict_data.LENGTH_COLUMN,
+    buckets: str | None = option(
+        "0,8,16,…", "Lower bounds of the length buckets. Default: 0,8,16,…,2048."
+    ),
+    seed: int = option("N", "Seed of all random numbers.", default=0),
+    device: str = predict_data.device(default="auto"),
+    threads: int | None = predict_data.THREADS,
+    resume: bool = flag("Continue an interrupted training in --out.", "--resume"),
 ) -> None:
     """Fine-tune a predictor of output lengths; its input is the prompt, never the answer."""
     if (out is None) == (continue_from is None):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
 from ...workloads.parsing import finite, plain_fields
-from ..options.declared import PeerLink
+from ..options.declared import PEER_LINK
 from ..options.from_schema import with_options
 from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
 from ..output.console import RULED, terminal, text_table
@@ -56,30 +56,24 @@ app.command("calibrate", epilog=epilog(CALIBRATES))(profile_calibrate)
 
 @app.command("import", epilog=epilog(_IMPORTS))
 def import_(
-    source: Annotated[
-        str,
-        argument(
-            "SOURCE", "Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise."
-        ),
-    ],
-    path: Annotated[Path, argument("PATH", "File or folder of that project.")],
-    out: Annotated[
-        Path,
-        option(
-            "FILE", "Profile file NAME.toml (its tables in the same folder), or a folder.", *OUT
-        ),
-    ],
-    model: Annotated[str | None, option("M", "Catalogue name.", *MODEL)] = None,
-    gpu: Annotated[str | None, option("G", "Catalogue name.", *GPU)] = None,
-    tp: Annotated[
-        int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
-    ] = None,
-    peer_link: PeerLink = None,
-    add: Annotated[
-        bool,
-        flag("Add missing tables to the profile --out; its existing tables are kept.", "--add"),
-    ] = False,
-    tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
+    source: str = argument(
+        "SOURCE", "Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise."
+    ),
+    path: Path = argument("PATH", "File or folder of that project."),
+    out: Path = option(
+        "FILE",
+        "Profile file NAME.toml (its tables in the same folder), or a folder.",
+        *OUT,
+        default=...,
+    ),
+    model: str | None = option("M", "Catalogue name.", *MODEL),
+    gpu: str | None = option("G", "Catalogue name.", *GPU),
+    tp: int | None = option("N", "GPUs that share each layer (tensor parallelism).", min=1),
+    peer_link: str | None = PEER_LINK,
+    add: bool = flag(
+        "Add missing tables to the profile --out; its existing tables are kept.", "--add"
+    ),
+    tables: str = option("csv|parquet", "File format of the tables.", default="csv"),
 ) -> None:
     """Convert another project's measurements to a profile."""
     if tables == "parquet":
@@ -98,10 +92,8 @@ def import_(
 
 @app.command(epilog=epilog(_SHOWS))
 def show(
-    profile: Annotated[Path, argument("FILE", "Profile file.")],
-    as_json: Annotated[
-        bool, flag("Print the profile as JSON, without the rows of its tables.", "--json")
-    ] = False,
+    profile: Path = argument("FILE", "Profile file."),
+    as_json: bool = flag("Print the profile as JSON, without the rows of its tables.", "--json"),
 ) -> None:
     """Show the content and origin of a profile, and step times of a few batches."""
     from ...predictors.profiles.profile_format import read_profile
@@ -120,13 +112,13 @@ def show(
 @app.command(epilog=epilog(_FITS))
 @with_options
 def fit(
-    profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
-    out: Annotated[Path | None, option("FILE", "Output file. Default: FILE itself.", *OUT)] = None,
-    seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
     *,
+    profile: Path = argument("FILE", "Profile file with tables."),
+    out: Path | None = option("FILE", "Output file. Default: FILE itself.", *OUT),
+    seed: int = option("N", "Seed of the selection of held-out rows.", default=0),
     costs: CostFitOptions,
-    dry_run: Annotated[bool, flag("Print the errors without writing a file.", "--dry-run")] = False,
-    as_json: Annotated[bool, flag("Print only the errors, as JSON.", "--json")] = False,
+    dry_run: bool = flag("Print the errors without writing a file.", "--dry-run"),
+    as_json: bool = flag("Print only the errors, as JSON.", "--json"),
 ) -> None:
     """Fit step-time formulas, or with --like adaptivellm the costs of swaps and recomputations.
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options.declared import PeerLink
+from ..options.declared import PEER_LINK
 from ..options.from_schema import with_options
 from ..options.parameters import CELL, OUT, argument, flag, option
 from ..output.console import RULED, terminal, text_table
@@ -30,22 +30,19 @@ CALIBRATES = (
 
 @with_options
 def profile_calibrate(
-    log: Annotated[
-        Path,
-        argument(
-            "LOG",
-            "A run of this machine: a request log (JSONL, with meta.json and hash_ids.jsonl in "
-            "the same folder, if any), a run folder, or a closed-loop table (CSV).",
-        ),
-    ],
-    overrides: Engine,
-    profile: Annotated[Path, option("FILE", "Profile with tables.", "--profile")],
-    out: Annotated[Path, option("FILE", "Calibrated profile.", *OUT)],
-    engine: Annotated[str | None, option("S", "System that simulates the engine.")] = None,
-    cell: Annotated[str | None, option("C", "Cell of the run folder. Default: all.", *CELL)] = None,
-    peer_link: PeerLink = None,
     *,
-    as_json: Annotated[bool, flag("Print only the calibration, as JSON.", "--json")] = False,
+    log: Path = argument(
+        "LOG",
+        "A run of this machine: a request log (JSONL, with meta.json and hash_ids.jsonl in the "
+        "same folder, if any), a run folder, or a closed-loop table (CSV).",
+    ),
+    overrides: Engine,
+    profile: Path = option("FILE", "Profile with tables.", "--profile", default=...),
+    out: Path = option("FILE", "Calibrated profile.", *OUT, default=...),
+    engine: str | None = option("S", "System that simulates the engine."),
+    cell: str | None = option("C", "Cell of the run folder. Default: all.", *CELL),
+    peer_link: str | None = PEER_LINK,
+    as_json: bool = flag("Print only the calibration, as JSON.", "--json"),
 ) -> None:
     """Learn factors on the profile's linear layers from a real run of the machine.
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.parsing import plain_fields
-from ..options.parameters import option
+from ..options.parameters import option, option_group
 
 if TYPE_CHECKING:
     from ...predictors.costs.fit_costs import CostFit, CostFitQuality
@@ -21,28 +20,22 @@ if TYPE_CHECKING:
 LIKE = ("adaptivellm",)
 
 
-@dataclass(frozen=True)
+@option_group
 class CostFitOptions:
     """Options of a fit of preemption costs as in a paper."""
 
-    like: Annotated[
-        str | None,
-        option(
-            "PAPER",
-            "adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
-            "grid that the system adaptivellm loads (cost_grid).",
-        ),
-    ] = None
-    extra_profile: Annotated[
-        list[Path] | None, option("FILE", "With --like: also fit to this profile. May be repeated.")
-    ] = None
-    tp: Annotated[
-        int | None,
-        option("N", "With --like: costs on N GPUs, instead of the profile's number.", min=1),
-    ] = None
-    degrees: Annotated[
-        str | None, option("N,…", "With --like: degrees of the polynomials (1,2), up to 10.")
-    ] = None
+    like: str | None = option(
+        "PAPER",
+        "adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a grid "
+        "that the system adaptivellm loads (cost_grid).",
+    )
+    extra_profile: list[Path] | None = option(
+        "FILE", "With --like: also fit to this profile. May be repeated."
+    )
+    tp: int | None = option(
+        "N", "With --like: costs on N GPUs, instead of the profile's number.", min=1
+    )
+    degrees: str | None = option("N,…", "With --like: degrees of the polynomials (1,2), up to 10.")
 
 
 def fit_costs_like(

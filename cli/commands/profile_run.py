@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -48,48 +48,37 @@ def links_shown(profile: Profile) -> None:
 
 
 def profile_run(
-    out: Annotated[
-        Path,
-        option("FILE", "Profile file NAME.toml; its tables are written to the same folder.", *OUT),
-    ],
-    model: Annotated[
-        Path | None, option("PATH", "Model folder in the Hugging Face format.", *MODEL)
-    ] = None,
-    device: Annotated[str, option("D", "Device: cpu, cuda or cuda:N.")] = "cpu",
-    gpu: Annotated[str | None, option("G", "Catalogue name of the device.", *GPU)] = None,
-    name: Annotated[
-        str | None, option("M", "Catalogue name of the model. Default: the folder's name.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        option(
-            "T",
-            "With torch: data type of weights and KV: float32 or bfloat16. Default: float32 on a "
-            "CPU, the checkpoint's on a GPU.",
-        ),
-    ] = None,
-    backend: Annotated[
-        str,
-        option(
-            "B",
-            f"Engine to measure: {TORCH} (the built-in engine), or an installed server by its "
-            f"step log: {', '.join(LAUNCHED)}; vllm==0.32.0 selects a version.",
-            *BACKEND,
-        ),
-    ] = TORCH,
-    max_seqs: Annotated[
-        int, option("N", "Maximum number of decoding sequences in a batch.", min=1)
-    ] = 64,
-    budget: Annotated[
-        float, option("S", "Time limit of the measurement, in seconds.", min=1)
-    ] = 540.0,
-    moves: Annotated[
-        bool,
-        flag(
-            "Also measure the migration of layers and KV heads to another process.",
-            "--moves/--no-moves",
-        ),
-    ] = True,
+    out: Path = option(
+        "FILE",
+        "Profile file NAME.toml; its tables are written to the same folder.",
+        *OUT,
+        default=...,
+    ),
+    model: Path | None = option("PATH", "Model folder in the Hugging Face format.", *MODEL),
+    device: str = option("D", "Device: cpu, cuda or cuda:N.", default="cpu"),
+    gpu: str | None = option("G", "Catalogue name of the device.", *GPU),
+    name: str | None = option("M", "Catalogue name of the model. Default: the folder's name."),
+    dtype: Literal["float32", "bfloat16"] | None = option(
+        "T",
+        "With torch: data type of weights and KV: float32 or bfloat16. Default: float32 on a "
+        "CPU, the checkpoint's on a GPU.",
+    ),
+    backend: str = option(
+        "B",
+        f"Engine to measure: {TORCH} (the built-in engine), or an installed server by its step "
+        f"log: {', '.join(LAUNCHED)}; vllm==0.32.0 selects a version.",
+        *BACKEND,
+        default=TORCH,
+    ),
+    max_seqs: int = option(
+        "N", "Maximum number of decoding sequences in a batch.", default=64, min=1
+    ),
+    budget: float = option("S", "Time limit of the measurement, in seconds.", default=540.0, min=1),
+    moves: bool = flag(
+        "Also measure the migration of layers and KV heads to another process.",
+        "--moves/--no-moves",
+        default=True,
+    ),
 ) -> None:
     """Measure steps, swaps and moves of the torch engine over a grid of batches, and fit them.
 

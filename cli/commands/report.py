@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from ..options.parameters import OUT, argument, option
 
@@ -16,28 +16,22 @@ EXAMPLES = (
 
 
 def report(
-    run_dirs: Annotated[
-        list[Path],
-        argument("DIR...", "Run folders; several are compared. Or one folder of `tune`."),
-    ],
-    out: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "File of the report. Default: report.html in the run folder; for several folders, "
-            "in the current folder.",
-            *OUT,
-        ),
-    ] = None,
-    plotly: Annotated[
-        Literal["inline", "cdn", "file"],
-        option(
-            "SOURCE",
-            "Where the page has plotly.js from: itself (opens without a network), a content "
-            "delivery network (a smaller page), or a file beside it.",
-            "--plotly",
-        ),
-    ] = "inline",
+    run_dirs: list[Path] = argument(
+        "DIR...", "Run folders; several are compared. Or one folder of `tune`."
+    ),
+    out: Path | None = option(
+        "FILE",
+        "File of the report. Default: report.html in the run folder; for several folders, in the "
+        "current folder.",
+        *OUT,
+    ),
+    plotly: Literal["inline", "cdn", "file"] = option(
+        "SOURCE",
+        "Where the page has plotly.js from: itself (opens without a network), a content delivery "
+        "network (a smaller page), or a file beside it.",
+        "--plotly",
+        default="inline",
+    ),
 ) -> None:
     """Write the report of finished runs and print a summary."""
     from ...harness.results.read_run import read_runs

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from ...harness.experiments.config.setting import RUN
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import flag
 
 EXAMPLES = (
@@ -33,20 +33,26 @@ SHOWN = (
 
 @with_options
 def run(
-    experiment_options: Annotated[Given, Offer()],
-    validate: options.Validate = False,
     *,
+    experiment_options: Given = offer(),
+    validate: bool = flag(
+        "Validate the simulator against the measured server: simulate every level with step times "
+        "fitted to the steps that the server logged at the other levels, and print the errors. "
+        "Every level is measured three times, to separate simulation error from noise of the "
+        "machine. With --profile FILE its step times are used instead; servers given by "
+        "--base-url need it. --json prints the error rows.",
+        "--validate",
+        panel=RUN,
+    ),
     execution: options.Execution,
-    as_json: Annotated[
-        bool, flag("Print only the rows of cells.csv, as a JSON list.", "--json", panel=options.RUN)
-    ] = False,
+    as_json: bool = flag("Print only the rows of cells.csv, as a JSON list.", "--json", panel=RUN),
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
     from ...predictors.profiles.profile_format import read_profile
     from ..options.experiment_options import experiment_of
+    from ..output.console import print_result
     from ..output.run_output import (
         check_results,
-        levels_shown,
         run_shown,
         summarise,
         validated,
@@ -54,9 +60,7 @@ def run(
     )
 
     judged = None
-    if (
-        validate and "profile" in experiment_options.settings
-    ):  # judged, and no setting of the experiment
+    if validate and "profile" in experiment_options.settings:  # judged, and no setting
         judged = Path(experiment_options.settings.pop("profile"))
     experiment = experiment_of(experiment_options, execution.resumed)
     if validate or experiment.server.validated:
@@ -85,5 +89,7 @@ def run(
     if problem is not None:
         raise problem
     if levels and not as_json:
-        levels_shown(levels)
+        from ...reports.pages.validation import levels_text
+
+        print_result(levels_text(levels))
     check_results(result)

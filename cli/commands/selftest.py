@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,16 +23,14 @@ EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search 
 
 
 def selftest(
-    rates: Annotated[
-        str | None, option("50,200", "Rates to measure, in requests per second.")
-    ] = None,
-    seconds: Annotated[
-        float, option("S", "Length of the arrival period at each rate, in seconds.")
-    ] = 4.0,
-    search: Annotated[
-        bool, flag("Search for the highest rate with valid measurements.", "--search/--no-search")
-    ] = True,
-    as_json: Annotated[bool, flag("Print only the levels, as JSON.", "--json")] = False,
+    rates: str | None = option("50,200", "Rates to measure, in requests per second."),
+    seconds: float = option(
+        "S", "Length of the arrival period at each rate, in seconds.", default=4.0
+    ),
+    search: bool = flag(
+        "Search for the highest rate with valid measurements.", "--search/--no-search", default=True
+    ),
+    as_json: bool = flag("Print only the levels, as JSON.", "--json"),
 ) -> None:
     """Measure the load generator against a mock server with known latencies: its errors, its
     cost and its maximum rate on this machine.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ...workloads.errors import SloBenchError
 from ..options.declared import HtmlOrJson
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import option
 
 if TYPE_CHECKING:
@@ -39,29 +39,22 @@ _CHANGED = {
 
 @with_options
 def sensitivity(
-    experiment_options: Annotated[Given, Offer(only=_ASKED, changed=_CHANGED)],
-    perturb: Annotated[
-        list[str] | None,
-        option(
-            "NAME[=0.8,1.2|0.8:1.2:0.1]",
-            "Quantity to perturb and its values: step-time, weights, attention, host "
-            "(factors); prediction (σ of lognormal errors); burstiness (coefficient of "
-            "variation of gaps). May be repeated. Default: all, each over its default range.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str,
-        option(
-            "M",
-            "Metric that ranks the systems: capacity, or at --rate attainment, goodput, "
-            "ttft_p50, ttft_p99, tpot_p50, tpot_p99 or e2e_p99.",
-        ),
-    ] = "capacity",
-    target: Annotated[float, option("SHARE", "Target attainment of the capacity.")] = 0.9,
-    rate: Annotated[
-        float | None, option("R", "Offered rate in req/s, for metrics other than capacity.")
-    ] = None,
     *,
+    experiment_options: Given = offer(only=_ASKED, changed=_CHANGED),
+    perturb: list[str] | None = option(
+        "NAME[=0.8,1.2|0.8:1.2:0.1]",
+        "Quantity to perturb and its values: step-time, weights, attention, host (factors); "
+        "prediction (σ of lognormal errors); burstiness (coefficient of variation of gaps). May "
+        "be repeated. Default: all, each over its default range.",
+    ),
+    metric: str = option(
+        "M",
+        "Metric that ranks the systems: capacity, or at --rate attainment, goodput, ttft_p50, "
+        "ttft_p99, tpot_p50, tpot_p99 or e2e_p99.",
+        default="capacity",
+    ),
+    target: float = option("SHARE", "Target attainment of the capacity.", default=0.9),
+    rate: float | None = option("R", "Offered rate in req/s, for metrics other than capacity."),
     output: HtmlOrJson,
 ) -> None:
     """Rank systems in simulation while step times, predictions or burstiness are perturbed.

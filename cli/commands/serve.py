@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ...harness.servers.launch.backend_names import TORCH
 from ...harness.servers.server_kinds import DEFAULT_SERVER, LAUNCHED
 from ...workloads.errors import SloBenchError
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
 from ..options.names import listed
 from ..options.parameters import BACKEND, MODEL, argument, option
@@ -32,17 +32,8 @@ EXAMPLES = (
 
 _TAKEN = (
     *("instances", "router", "length_predictor", "num_gpu_blocks", "block_size", "num_cpu_blocks"),
-    *(
-        "embedder",
-        "device_map",
-        "server.kv_transfer",
-        "server.kv_store",
-        "server.kvcached",
-        "server.args",
-    ),
-    "server.dtype",
-    "server.threads",
-    "server.startup_timeout_s",
+    *("embedder", "device_map", "server.kv_transfer", "server.kv_store", "server.kvcached"),
+    *("server.args", "server.dtype", "server.threads", "server.startup_timeout_s"),
 )
 _CHANGED = {
     "instances": {"help": "Number of servers behind one address. Default: 1."},
@@ -71,69 +62,48 @@ SHOWN = (
 
 @with_options
 def serve(
-    system: Annotated[
-        str,
-        argument(
-            "SYSTEM",
-            "System by name, or FILE.py[:CLASS] with your own. The system with the server's "
-            f"own name ({', '.join(LAUNCHED)}) is the unpatched server.",
-            complete=listed("systems"),
-        ),
-    ],
-    server_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    limits: Annotated[Given, Offer(GatewayLimits)],
-    model: Annotated[
-        list[str] | None,
-        option(
-            "PATH",
-            "Model: a folder, or a name on the Hugging Face hub. With torch: a folder; "
-            "default: a tiny Llama with random weights. With prism: may be repeated; the "
-            "models share one queue.",
-            *MODEL,
-        ),
-    ] = None,
-    max_active_models: Annotated[
-        int | None,
-        option(
-            "N",
-            "With prism: maximum number of models active on the device; others sleep or are "
-            "stopped. Default: all.",
-            min=1,
-        ),
-    ] = None,
-    backend: Annotated[
-        str,
-        option(
-            "B",
-            f"Server: {', '.join(LAUNCHED)} or {TORCH} (the built-in PyTorch engine); vllm==0.32.0 "
-            "selects a version.",
-            *BACKEND,
-        ),
-    ] = DEFAULT_SERVER,
-    parameter: Annotated[
-        list[str] | None, option("NAME=VALUE", "Parameter of the system. May be repeated.", "--set")
-    ] = None,
-    port: Annotated[int | None, option("N", "Port of the server. Default: a free port.")] = None,
-    served_name: Annotated[
-        str | None, option("NAME", "Model name for clients. Default: as --model.")
-    ] = None,
-    device: Annotated[
-        str | None, option("D", "With torch: device: cpu (the default), cuda or cuda:N.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "Environment variable with the API key that clients must send (authorization: Bearer "
-            "KEY). Default: no key; only this machine reaches the address.",
-        ),
-    ] = None,
-    step_log: Annotated[
-        Path | None, option("FILE", "File for one JSON line per iteration (batch, duration).")
-    ] = None,
-    log: Annotated[
-        Path | None, option("FILE", "File for the server's output. Default: servers/SYSTEM.log.")
-    ] = None,
+    system: str = argument(
+        "SYSTEM",
+        "System by name, or FILE.py[:CLASS] with your own. The system with the server's own name "
+        f"({', '.join(LAUNCHED)}) is the unpatched server.",
+        complete=listed("systems"),
+    ),
+    server_options: Given = offer(only=_TAKEN, changed=_CHANGED),
+    limits: Given = offer(GatewayLimits),
+    model: list[str] | None = option(
+        "PATH",
+        "Model: a folder, or a name on the Hugging Face hub. With torch: a folder; default: a "
+        "tiny Llama with random weights. With prism: may be repeated; the models share one queue.",
+        *MODEL,
+    ),
+    max_active_models: int | None = option(
+        "N",
+        "With prism: maximum number of models active on the device; others sleep or are stopped. "
+        "Default: all.",
+        min=1,
+    ),
+    backend: str = option(
+        "B",
+        f"Server: {', '.join(LAUNCHED)} or {TORCH} (the built-in PyTorch engine); vllm==0.32.0 "
+        "selects a version.",
+        *BACKEND,
+        default=DEFAULT_SERVER,
+    ),
+    parameter: list[str] | None = option(
+        "NAME=VALUE", "Parameter of the system. May be repeated.", "--set"
+    ),
+    port: int | None = option("N", "Port of the server. Default: a free port."),
+    served_name: str | None = option("NAME", "Model name for clients. Default: as --model."),
+    device: str | None = option("D", "With torch: device: cpu (the default), cuda or cuda:N."),
+    api_key_env: str | None = option(
+        "NAME",
+        "Environment variable with the API key that clients must send (authorization: Bearer "
+        "KEY). Default: no key; only this machine reaches the address.",
+    ),
+    step_log: Path | None = option(
+        "FILE", "File for one JSON line per iteration (batch, duration)."
+    ),
+    log: Path | None = option("FILE", "File for the server's output. Default: servers/SYSTEM.log."),
 ) -> None:
     """Serve a model with a policy inside the server; print the address when it is ready.
 
@@ -174,11 +144,9 @@ def serve(
     length_predictor, embedder = settings.get("length_predictor"), settings.get("embedder")
     mapped = settings.get("device_map")
     placed = None if mapped is None else read_device_map(mapped)
-    kv_store, threads = (
-        server_options.value("server.kv_store"),
-        server_options.value("server.threads"),
+    kv_store, threads, dtype = (
+        server_options.value(f"server.{name}") for name in ("kv_store", "threads", "dtype")
     )
-    dtype = server_options.value("server.dtype")
     blocks: dict[str, Any] = {
         name: settings.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
@@ -202,7 +170,7 @@ def serve(
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
-    only_torch.update({"--threads": threads, "--dtype": dtype})
+    only_torch |= {"--threads": threads, "--dtype": dtype}
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")
@@ -233,7 +201,7 @@ def serve(
         check_port(port)
     shared = shared_policy(system, server_launch.parameters, backend)
     if length_predictor is not None:
-        check_hears(server_launch, inside=shared is None, say=say)
+        check_hears(server_launch, inside=shared is None)
     if shared is not None:
         if served_name is not None or router is not None or instances > 1 or step_log is not None:
             raise SloBenchError(
@@ -258,7 +226,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         needs_no_gateway = length_predictor is None and not guarded
         alone = instances == 1 and not server_launch.gateway and needs_no_gateway
-        add_predictor = before(stack, length_predictor, server_launch.values_field, say)
+        add_predictor = before(stack, length_predictor, server_launch.values_field)
         servers = server_launch.start(
             stack, log, instances=instances, port=port if alone else None, say=say
         )
@@ -274,4 +242,4 @@ def serve(
         typer.echo(url)
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         look = stack.enter_context(serving_display([server.url for server in servers]))
-        wait_while_served(server_launch.stand_ins(servers), say, look)
+        wait_while_served(server_launch.stand_ins(servers), look)

@@ -60,7 +60,6 @@ def stop_on_signals(*numbers: int) -> None:
 
 def wait_while_served(
     groups: Sequence[Sequence[ServerProcess]],
-    say: Callable[[str], None],
     look: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait until every server of a group has ended; print a line for each other server that ends.
@@ -95,7 +94,7 @@ def only_one(models: Sequence[str], system: str) -> str | None:
     return models[0] if models else None
 
 
-def check_hears(server_launch: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
+def check_hears(server_launch: Serve, *, inside: bool) -> None:
     """Reject a length predictor that no policy receives; warn if the policy ignores lengths.
 
     Raises:
@@ -107,10 +106,10 @@ def check_hears(server_launch: Serve, *, inside: bool, say: Callable[[str], None
             "looks at predicted lengths: leave --length-predictor out, or serve a system that "
             "decides inside"
         )
-    say_whether_it_looks(server_launch.resolved_system(), say)
+    say_whether_it_looks(server_launch.resolved_system())
 
 
-def say_whether_it_looks(system: System, say: Callable[[str], None]) -> None:
+def say_whether_it_looks(system: System) -> None:
     """Warn about a policy that ignores the predicted lengths it receives."""
     if not system.policy.uses_predicted_lengths:
         say(
@@ -120,10 +119,7 @@ def say_whether_it_looks(system: System, say: Callable[[str], None]) -> None:
 
 
 def before(
-    stack: contextlib.ExitStack,
-    predictor: str | None,
-    field: str | None,
-    say: Callable[[str], None],
+    stack: contextlib.ExitStack, predictor: str | None, field: str | None
 ) -> Callable[[GatewayTarget], GatewayTarget]:
     """Return a function that puts a length predictor before servers; the identity without a
     predictor.
@@ -203,8 +199,8 @@ def serve_torch(
             url = stack.enter_context(served)
         else:
             if length_predictor is not None:
-                say_whether_it_looks(system_by_name(system), say)
-            add_predictor = before(stack, length_predictor, TORCH_ENGINE.values_field, say)
+                say_whether_it_looks(system_by_name(system))
+            add_predictor = before(stack, length_predictor, TORCH_ENGINE.values_field)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
             url = stack.enter_context(gateway(add_predictor(plan), port=port, say=say, **access))
         typer.echo(url)

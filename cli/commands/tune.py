@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.config.setting import SIMULATOR, declared
+from ...harness.experiments.config.setting import RUN, SIMULATOR, declared
 from ...harness.servers.server_kinds import LAUNCHED
 from ...tuner.search.settings import TuneSettings
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.names import listed
 from ..options.parameters import BACKEND, JOBS, MODEL, argument, epilog, flag, option
 from ..options.tune_options import CHANGED, NOT_TUNED, StudyOptions, experiment_and_tuning
@@ -100,51 +100,34 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def tune() -> None:
-    """Search for the parameters, instances, placement and server settings with the best
-    objective.
-    """
-
-
 @app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES), cls=short_help(SYSTEM_SHOWN))
 @with_options
 def tune_system(
-    experiment_options: Annotated[
-        Given, Offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED)
-    ],
-    tuning: Annotated[Given, Offer(TuneSettings)],
+    *,
+    experiment_options: Given = offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED),
+    tuning: Given = offer(TuneSettings),
     study_options: StudyOptions,
-    system_or_file: Annotated[
-        str | None,
-        argument(
-            "[SYSTEM|FILE.toml]",
-            "System by name, FILE.py[:CLASS] with your own, or an experiment file with a table "
-            "\\[tune].",
-            complete=listed("systems"),
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        flag(
-            "Continue the study in --out, or join another process that runs it.",
-            "--resume",
-            panel=options.STORAGE,
-        ),
-    ] = False,
-    executor: options.Executor = "local",
-    address: options.Address = None,
-    jobs: Annotated[
-        int | None,
-        option(
-            "N",
-            "Number of parallel trials, each in its own process. Default: 1; with --executor ray "
-            "the number of cores of the cluster.",
-            *JOBS,
-            panel=options.RUN,
-        ),
-    ] = None,
-    no_report: options.NoReport = False,
+    system_or_file: str | None = argument(
+        "[SYSTEM|FILE.toml]",
+        "System by name, FILE.py[:CLASS] with your own, or an experiment file with a table "
+        "\\[tune].",
+        default=None,
+        complete=listed("systems"),
+    ),
+    resume: bool = flag(
+        "Continue the study in --out, or join another process that runs it.",
+        "--resume",
+        panel=options.STORAGE,
+    ),
+    where: options.Executor,
+    jobs: int | None = option(
+        "N",
+        "Number of parallel trials, each in its own process. Default: 1; with --executor ray the "
+        "number of cores of the cluster.",
+        *JOBS,
+        panel=RUN,
+    ),
+    no_report: bool = options.NO_REPORT,
 ) -> None:
     """Tune a system: every parameter, or those given by --search; the word `system` may be left
     out.
@@ -152,30 +135,28 @@ def tune_system(
     from ..output.tune_output import tuned
 
     if system_or_file is not None and system_or_file.endswith(".toml"):
-        experiment_options, system_or_file = (
-            replace(experiment_options, file=Path(system_or_file)),
-            None,
-        )
+        experiment_options = replace(experiment_options, file=Path(system_or_file))
+        system_or_file = None
     experiment, settings = experiment_and_tuning(
         experiment_options, tuning, system_or_file, options.resumed_in(study_options.out, resume)
     )
-    where = options.executor_of(executor, address)
-    tuned(experiment, settings, study_options, where, jobs, no_report=no_report, resume=resume)
+    tuned(
+        experiment, settings, study_options, where.cluster, jobs, no_report=no_report, resume=resume
+    )
 
 
 @app.command("server", epilog=epilog(SERVER_EXAMPLES), cls=short_help(SERVER_SHOWN))
 @with_options
 def tune_server(
-    backend: Annotated[str, option("|".join(LAUNCHED), "Server to start.", *BACKEND)],
-    model: Annotated[
-        str, option("PATH", "Model: a folder, or a name on the Hugging Face hub.", *MODEL)
-    ],
-    experiment_options: Annotated[
-        Given, Offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED)
-    ],
-    tuning: Annotated[Given, Offer(TuneSettings, without=("confirm_backend",))],
+    *,
+    backend: str = option("|".join(LAUNCHED), "Server to start.", *BACKEND, default=...),
+    model: str = option(
+        "PATH", "Model: a folder, or a name on the Hugging Face hub.", *MODEL, default=...
+    ),
+    experiment_options: Given = offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED),
+    tuning: Given = offer(TuneSettings, without=("confirm_backend",)),
     study_options: StudyOptions,
-    no_report: options.NoReport = False,
+    no_report: bool = options.NO_REPORT,
 ) -> None:
     """Tune a real server: it is started, measured and stopped for every configuration.
 

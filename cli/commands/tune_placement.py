@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import check_memory
 from ..options.declared import HtmlOrJson
-from ..options.from_schema import Given, Offer, with_options
-from ..options.parameters import OUT, flag, option
+from ..options.from_schema import Given, offer, with_options
+from ..options.parameters import OUT, flag, option, option_group
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare_placements import SolverResult
@@ -43,101 +42,76 @@ _CHANGED = {
 }
 
 
-@dataclass(frozen=True)
+@option_group
 class MapSearch:
     """Search options: objective, solver and the iteration that is timed."""
 
-    mode: Annotated[
-        str,
-        _asked(
-            "he|lr|balanced", "Objective: he: fewest devices; lr: lowest latency; balanced: both."
-        ),
-    ] = "balanced"
-    latency_weight: Annotated[float | None, _asked("A1", "In place of the mode's.")] = None
-    device_weight: Annotated[float | None, _asked("A2", "In place of the mode's.")] = None
-    method: Annotated[
-        str, _asked("exact|helr|even|optuna|morphling", "Solver whose map is saved.")
-    ] = "exact"
-    check: Annotated[bool, flag("Also solve with Optuna, as a check.", "--check", panel=_ASKED)] = (
-        False
+    mode: str = _asked(
+        "he|lr|balanced",
+        "Objective: he: fewest devices; lr: lowest latency; balanced: both.",
+        default="balanced",
     )
-    trials: Annotated[int, _asked("N", "Number of Optuna trials.")] = 300
-    tests: Annotated[int, _asked("N", "Number of stress tests of the solver morphling.")] = 4
-    test_requests: Annotated[int, _asked("N", "Requests in each stress test.")] = 100
-    batch: Annotated[int, _asked("N", "Batch size (sequences) of the timed iteration.")] = 8
-    context: Annotated[int, _asked("N", "Context length of each sequence, in KV tokens.")] = 512
-    host_ms: Annotated[
-        float,
-        _asked("MS", "Host time of an iteration in milliseconds; about 30 for an eager loop."),
-    ] = 1.0
-    lanes: Annotated[
-        int | None,
-        _asked("N", "Batches in flight in the simulation of the map. Default: one per stage."),
-    ] = None
+    latency_weight: float | None = _asked("A1", "In place of the mode's.")
+    device_weight: float | None = _asked("A2", "In place of the mode's.")
+    method: str = _asked(
+        "exact|helr|even|optuna|morphling", "Solver whose map is saved.", default="exact"
+    )
+    check: bool = flag("Also solve with Optuna, as a check.", "--check", panel=_ASKED)
+    trials: int = _asked("N", "Number of Optuna trials.", default=300)
+    tests: int = _asked("N", "Number of stress tests of the solver morphling.", default=4)
+    test_requests: int = _asked("N", "Requests in each stress test.", default=100)
+    batch: int = _asked("N", "Batch size (sequences) of the timed iteration.", default=8)
+    context: int = _asked("N", "Context length of each sequence, in KV tokens.", default=512)
+    host_ms: float = _asked(
+        "MS", "Host time of an iteration in milliseconds; about 30 for an eager loop.", default=1.0
+    )
+    lanes: int | None = _asked(
+        "N", "Batches in flight in the simulation of the map. Default: one per stage."
+    )
 
 
-@dataclass(frozen=True)
+@option_group
 class _Output(HtmlOrJson):
-    html: Annotated[
-        Path | None, option("FILE", "Also write an HTML page with the map.", "--html")
-    ] = None
+    html: Path | None = option("FILE", "Also write an HTML page with the map.", "--html")
 
 
 @with_options
 def tune_placement(
-    model_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    search: MapSearch,
-    topology: Annotated[
-        str | None,
-        _deployment(
-            "FILE|NAME",
-            "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
-            "uellm-3090-v100, uellm-unlike. "
-            "Default: this machine, as reported by nvidia-smi.",
-        ),
-    ] = None,
-    devices: Annotated[int | None, _deployment("N", "Number of GPUs.")] = None,
-    reserve_gib: Annotated[
-        float, _deployment("GIB", "Memory kept free for KV on every device.")
-    ] = 0.0,
-    workload: Annotated[
-        str,
-        _deployment(
-            "SOURCE",
-            "Workload whose longest request must fit beside the layers, as must --batch mean ones.",
-            "--workload",
-            "-w",
-        ),
-    ] = "sharegpt",
-    kv_tokens: Annotated[
-        int | None,
-        _deployment(
-            "N", "Number of tokens whose KV must fit beside the layers, in place of --workload."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "FILE.json",
-            "File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read it.",
-            *OUT,
-        ),
-    ] = None,
-    random_cases: Annotated[
-        int | None,
-        _asked(
-            "N", "Compare HELR with the exact solver on N random devices and models instead.", min=1
-        ),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        _asked(
-            "N,N…",
-            "Time this number of layers on each device, in their order, instead of searching. "
-            "May be repeated.",
-        ),
-    ] = None,
     *,
+    model_options: Given = offer(only=_TAKEN, changed=_CHANGED),
+    search: MapSearch,
+    topology: str | None = _deployment(
+        "FILE|NAME",
+        "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
+        "uellm-3090-v100, uellm-unlike. Default: this machine, as reported by nvidia-smi.",
+    ),
+    devices: int | None = _deployment("N", "Number of GPUs."),
+    reserve_gib: float = _deployment(
+        "GIB", "Memory kept free for KV on every device.", default=0.0
+    ),
+    workload: str = _deployment(
+        "SOURCE",
+        "Workload whose longest request must fit beside the layers, as must --batch mean ones.",
+        "--workload",
+        "-w",
+        default="sharegpt",
+    ),
+    kv_tokens: int | None = _deployment(
+        "N", "Number of tokens whose KV must fit beside the layers, in place of --workload."
+    ),
+    out: Path | None = option(
+        "FILE.json",
+        "File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read it.",
+        *OUT,
+    ),
+    random_cases: int | None = _asked(
+        "N", "Compare HELR with the exact solver on N random devices and models instead.", min=1
+    ),
+    split: list[str] | None = _asked(
+        "N,N…",
+        "Time this number of layers on each device, in their order, instead of searching. May be "
+        "repeated.",
+    ),
     output: _Output,
 ) -> None:
     """Map the layers of a model to devices by HELR and by an exact solver; compare the costs."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..options.declared import HtmlOrJson, PeerLink
+from ..options.declared import PEER_LINK, HtmlOrJson
 from ..options.from_schema import with_options
-from ..options.parameters import CELL, argument, flag, option
+from ..options.parameters import CELL, argument, flag, option, option_group
 
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
@@ -27,74 +25,58 @@ _engine = partial(option, panel=_ENGINE)
 _engine_flag = partial(flag, panel=_ENGINE)
 
 
-@dataclass(frozen=True)
+@option_group
 class Engine:
     """Settings of the engine that the log or vLLM's defaults leave open."""
 
-    num_gpu_blocks: Annotated[
-        int | None, _engine("N", "Number of KV blocks, as counted by the engine.", min=1)
-    ] = None
-    block_size: Annotated[int | None, _engine("N", "Tokens in a KV block.", min=1)] = None
-    max_num_seqs: Annotated[
-        int | None, _engine("N", "Maximum number of sequences in a batch.", min=1)
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, _engine("N", "Maximum number of tokens in an iteration.", min=1)
-    ] = None
-    prefix_caching: Annotated[
-        bool | None,
-        _engine_flag("Simulate prefix caching.", "--prefix-caching/--no-prefix-caching"),
-    ] = None
-    async_scheduling: Annotated[
-        bool | None,
-        _engine_flag(
-            "Simulate asynchronous scheduling: an iteration is planned before the previous "
-            "one has ended.",
-            "--async-scheduling/--no-async-scheduling",
-        ),
-    ] = None
+    num_gpu_blocks: int | None = _engine(
+        "N", "Number of KV blocks, as counted by the engine.", min=1
+    )
+    block_size: int | None = _engine("N", "Tokens in a KV block.", min=1)
+    max_num_seqs: int | None = _engine("N", "Maximum number of sequences in a batch.", min=1)
+    max_num_batched_tokens: int | None = _engine(
+        "N", "Maximum number of tokens in an iteration.", min=1
+    )
+    prefix_caching: bool | None = _engine_flag(
+        "Simulate prefix caching.", "--prefix-caching/--no-prefix-caching", default=None
+    )
+    async_scheduling: bool | None = _engine_flag(
+        "Simulate asynchronous scheduling: an iteration is planned before the previous one has "
+        "ended.",
+        "--async-scheduling/--no-async-scheduling",
+        default=None,
+    )
 
 
-@dataclass(frozen=True)
+@option_group
 class _Output(HtmlOrJson):
-    as_json: Annotated[bool, flag("Print only the error table, as JSON.", "--json")] = False
+    as_json: bool = flag("Print only the error table, as JSON.", "--json")
 
 
 @with_options
 def validate(
-    log: Annotated[
-        Path,
-        argument(
-            "LOG",
-            "JSONL file with one request per line (with its meta.json in the same folder, if "
-            "any), a run folder, or a request file of a run folder.",
-        ),
-    ],
-    overrides: Engine,
-    profile: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Profile with step times (see `slo-bench profile import`). Not needed for a run "
-            "folder made with --validate: step times are fitted to the steps that its servers "
-            "logged.",
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        option("S", "System that simulates the engine. Default: the run folder's, else vllm."),
-    ] = None,
-    cell: Annotated[str | None, option("C", "Cell of the run folder.", *CELL)] = None,
-    host_ms: Annotated[
-        float | None,
-        option(
-            "MS",
-            "Host time in milliseconds added to an iteration without a CUDA graph. Default: 0.",
-            min=0,
-        ),
-    ] = None,
-    peer_link: PeerLink = None,
     *,
+    log: Path = argument(
+        "LOG",
+        "JSONL file with one request per line (with its meta.json in the same folder, if any), a "
+        "run folder, or a request file of a run folder.",
+    ),
+    overrides: Engine,
+    profile: Path | None = option(
+        "FILE",
+        "Profile with step times (see `slo-bench profile import`). Not needed for a run folder "
+        "made with --validate: step times are fitted to the steps that its servers logged.",
+    ),
+    engine: str | None = option(
+        "S", "System that simulates the engine. Default: the run folder's, else vllm."
+    ),
+    cell: str | None = option("C", "Cell of the run folder.", *CELL),
+    host_ms: float | None = option(
+        "MS",
+        "Host time in milliseconds added to an iteration without a CUDA graph. Default: 0.",
+        min=0,
+    ),
+    peer_link: str | None = PEER_LINK,
     output: _Output,
 ) -> None:
     """Replay a real engine's log in the simulator and print the simulation errors."""
@@ -126,7 +108,8 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """Validate a run folder that contains its servers' step logs."""
     from ...harness.validation.replay.replayed_decisions import compare_decisions
     from ...harness.validation.replay.run_replay import validate_run
-    from ..output.run_output import levels_shown
+    from ...reports.pages.validation import levels_text
+    from ..output.console import print_result
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")
@@ -141,4 +124,4 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
         rows = [row for level in levels for row in level.rows()]
         typer.echo(json.dumps(rows, allow_nan=False))
     else:
-        levels_shown(levels)
+        print_result(levels_text(levels))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -19,10 +18,10 @@ _LOOK_EVERY_S = 0.5
 
 
 def watch(
-    folder: Annotated[
-        Path, argument("DIR", "Folder of `run`, `capacity` or `tune`, which may still be running.")
-    ],
-    port: Annotated[int, option("N", "Port on this machine. 0: a free one.", min=0, max=65535)] = 0,
+    folder: Path = argument(
+        "DIR", "Folder of `run`, `capacity` or `tune`, which may still be running."
+    ),
+    port: int = option("N", "Port on this machine. 0: a free one.", default=0, min=0, max=65535),
 ) -> None:
     """Serve the report of a folder on this machine; it follows the cells that finish.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..options.from_schema import Given, Offer, with_options
+from ..options.from_schema import Given, offer, with_options
 from ..options.names import listed
 from ..options.parameters import OUT, argument, epilog, flag, option
 
@@ -38,16 +38,13 @@ app = typer.Typer(
 
 SHOWN_REQUESTS = 10_000  # of a workload without arrivals of its own
 
-Source = Annotated[
-    str,
-    argument(
-        "SOURCE",
-        "Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
-        complete=listed("workloads"),
-    ),
-]
-Rate = Annotated[float | None, option("R", "Mean arrival rate, req/s.")]
-ReplaySpeed = Annotated[float | None, option("F", "Factor by which a trace is sped up.")]
+SOURCE = argument(
+    "SOURCE",
+    "Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+    complete=listed("workloads"),
+)
+RATE = option("R", "Mean arrival rate, req/s.")
+REPLAY_SPEED = option("F", "Factor by which a trace is sped up.")
 _TAKEN = (
     *("requests", "duration_s", "seed", "slo", "arrivals", "prompt_tokens", "output_tokens"),
     *("sessions", "models", "trace_format"),
@@ -63,15 +60,17 @@ _CHANGED = {
 @app.command(epilog=epilog(_SHOWS))
 @with_options
 def show(
-    source: Source,
-    workload_options: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
-    rate: Rate = None,
-    replay_speed: ReplaySpeed = None,
-    as_json: Annotated[bool, flag("Print the statistics as JSON.", "--json")] = False,
+    source: str = SOURCE,
+    workload_options: Given = offer(only=_TAKEN, without=("slo",), changed=_CHANGED),
+    rate: float | None = RATE,
+    replay_speed: float | None = REPLAY_SPEED,
+    as_json: bool = flag("Print the statistics as JSON.", "--json"),
 ) -> None:
     """Show counts, quantiles, burstiness and histograms of a workload."""
     import dataclasses
     import json
+
+    from rich.markup import escape
 
     from ...workloads.summary import summarise
     from ..output.console import terminal
@@ -97,9 +96,9 @@ def show(
         typer.echo(json.dumps(plain, indent=2))
         return
     console = terminal()
-    console.print(f"[bold]{_plain(loaded.name)}[/]  {_plain(loaded.origin)}")
+    console.print(f"[bold]{escape(loaded.name)}[/]  {escape(loaded.origin)}")
     for note in loaded.notes:
-        console.print(f"  {_plain(note)}")
+        console.print(f"  {escape(note)}")
     if not loaded.has_arrivals:
         load = "closed loop" if rate is None else f"{rate:g} requests/s"
         console.print(
@@ -111,11 +110,11 @@ def show(
 @app.command(epilog=epilog(_MAKES))
 @with_options
 def make(
-    source: Source,
-    workload_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    out: Annotated[Path, option("FILE", "CSV file; compressed if the name ends in .gz.", *OUT)],
-    rate: Rate = None,
-    replay_speed: ReplaySpeed = None,
+    source: str = SOURCE,
+    workload_options: Given = offer(only=_TAKEN, changed=_CHANGED),
+    out: Path = option("FILE", "CSV file; compressed if the name ends in .gz.", *OUT, default=...),
+    rate: float | None = RATE,
+    replay_speed: float | None = REPLAY_SPEED,
 ) -> None:
     """Write a workload as CSV; every command accepts the file as a trace."""
     from ...workloads.slo import parse_slo
@@ -146,9 +145,9 @@ def _loaded(source: str, workload_options: Given) -> WorkloadSource:
 
 @app.command(epilog=epilog(_FETCHES))
 def fetch(
-    name: Annotated[
-        str | None, argument("NAME", "Dataset name. Without it: list the available ones.")
-    ] = None,
+    name: str | None = argument(
+        "NAME", "Dataset name. Without it: list the available ones.", default=None
+    ),
 ) -> None:
     """Download a public dataset into the cache and print its path."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
@@ -180,12 +179,6 @@ def fetch(
             soft_wrap=True,
         )
     typer.echo(fetched.path)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _print_summary(console: Console, summary: WorkloadSummary, workload: Workload) -> None:

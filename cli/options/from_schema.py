@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from pydantic import BaseModel
@@ -28,16 +28,16 @@ from ...harness.experiments.config.setting import (
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
 from ..one_thread import import_numpy
-from .declared import STORAGE, File, Set, Suite, Sweep, Variant
+from .declared import STORAGE, BesideSettings
 from .names import among, listed
+from .parameters import parameters_of
 
 _OWN = "panels of a command's own"
 _PANELS = (
     *(None, COMPARED, _OWN, ARRIVES, SERVES, RUN, CLIENT),
     *(SERVERS, STORAGE, ARRIVES_MORE, SERVES_MORE),
 )
-# What is no setting itself.
-_BESIDE = {"file": File, "suite": Suite, "set": Set, "sweep": Sweep, "variant": Variant}
+_BESIDE = {parameter.name: parameter for parameter in parameters_of(BesideSettings)}
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,11 @@ class Given:
             SloBenchError: the setting may not be that word.
         """
         declaration = declared(ExperimentSchema)[path]
-        first = (
-            declaration.default[0]
-            if declaration.several and declaration.default
-            else declaration.default
-        )
-        setting_value = self.settings.get(path, first)
-        if (
-            declaration.choices
-            and setting_value is not None
-            and setting_value not in declaration.choices
-        ):
+        value = self.settings.get(path, declaration.first)
+        if declaration.choices and value not in (None, *declaration.choices):
             words = " or ".join(map(repr, declaration.choices))
-            raise SloBenchError(
-                f"{declaration.option or path} must be {words} but is {setting_value!r}"
-            )
-        return setting_value
+            raise SloBenchError(f"{declaration.option or path} must be {words} but is {value!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -99,13 +88,7 @@ class Offer:
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the function parameters that correspond to these options."""
-        beside = {
-            name: inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
-            )
-            for name, kind in _BESIDE.items()
-            if self._has(name)
-        }
+        beside = {name: option for name, option in _BESIDE.items() if self._has(name)}
         first = [beside.pop(name) for name in ("file", "suite") if name in beside]
         return [*first, *map(_parameter, self._settings()), *beside.values()]
 
@@ -145,52 +128,50 @@ class Offer:
         return path not in self.without and (self.only is None or path in self.only)
 
 
+def offer(schema: type[BaseModel] = ExperimentSchema, **how: Any) -> Any:
+    """The default of a parameter that takes what was given of the options of an `Offer`."""
+    return Offer(schema, **how)
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command function with options in place of each parameter that groups several.
 
-    Such a parameter is annotated with an `Offer` (settings), or is a dataclass whose fields are
-    options. Options are sorted by panel.
+    Such a parameter has an `offer` of settings as its default, or is an `option_group`. Options are
+    sorted by panel.
     """
     signature = inspect.signature(command, eval_str=True)
-    offers: dict[str, Offer | type] = {}
+    readers: dict[str, Callable[[dict[str, Any]], Any]] = {}  # take the options of a group
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        metadata = getattr(parameter.annotation, "__metadata__", ())
-        offer = next((entry for entry in metadata if isinstance(entry, Offer)), None)
-        if offer is not None:
-            offers[name] = offer
-            shown += offer.parameters()
-        elif is_dataclass(group := parameter.annotation) and isinstance(group, type):
-            offers[name] = group
-            shown += inspect.signature(group, eval_str=True).parameters.values()
+        if isinstance(parameter.default, Offer):
+            readers[name] = parameter.default.given
+            shown += parameter.default.parameters()
+        elif is_dataclass(group := parameter.annotation):
+            readers[name] = functools.partial(_group_of, group)
+            shown += parameters_of(group)
         else:
             shown.append(parameter)
 
     @functools.wraps(command)
     def called(**typed: Any) -> None:
         import_numpy()
-        groups: dict[str, Any] = {}
-        for name, offer in offers.items():
-            if isinstance(offer, Offer):
-                groups[name] = offer.given(typed)
-            else:
-                groups[name] = offer(
-                    **{
-                        option_field.name: typed.pop(option_field.name)
-                        for option_field in fields(offer)
-                    }
-                )
+        groups = {name: read(typed) for name, read in readers.items()}
         command(**typed, **groups)
 
     shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     shown.sort(key=_panel)
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     called.__dict__["__signature__"] = signature.replace(parameters=shown)
     return called
 
 
+def _group_of(group: Any, typed: dict[str, Any]) -> Any:
+    return group(**{entry.name: typed.pop(entry.name) for entry in fields(group)})
+
+
 def _panel(parameter: inspect.Parameter) -> int:
     """Return the position of an option's panel in the help."""
-    panel = getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None)
+    panel = getattr(parameter.default, "rich_help_panel", None)
     return _PANELS.index(panel if panel in _PANELS else _OWN)
 
 
@@ -209,14 +190,11 @@ def _parameter(declaration: Declared) -> inspect.Parameter:
         default = False
     elif kind is bool:
         names = [f"{declaration.option}/--no-{declaration.option[2:]}"]
-    complete = (
-        listed(setting.complete)
-        if setting.complete
-        else among(*declaration.choices)
-        if declaration.choices
-        else None
-    )
+    complete = among(*declaration.choices) if declaration.choices else None
+    if setting.complete:
+        complete = listed(setting.complete)
     option = typer.Option(
+        default,
         *names,
         metavar=_metavar(declaration),
         help=declaration.help,
@@ -226,8 +204,8 @@ def _parameter(declaration: Declared) -> inspect.Parameter:
     return inspect.Parameter(
         _name(declaration),
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[annotation if default is False else annotation | None, option],
+        default=option,
+        annotation=annotation if default is False else annotation | None,
     )
 
 

@@ -100,17 +100,12 @@ def _links() -> list[Entry]:
 def _workloads() -> list[Entry]:
     from ...workloads.source import catalogue
 
+    columns = (
+        *("name", "title", "mean_prompt_tokens", "mean_output_tokens", "natural_rate_rps"),
+        *("licence", "origin"),
+    )
     return [
-        {
-            "name": entry.name,
-            "title": entry.title,
-            "mean_prompt_tokens": entry.mean_prompt_tokens,
-            "mean_output_tokens": entry.mean_output_tokens,
-            "natural_rate_rps": entry.natural_rate_rps,
-            "licence": entry.licence,
-            "origin": entry.origin,
-        }
-        for entry in catalogue().values()
+        {column: getattr(entry, column) for column in columns} for entry in catalogue().values()
     ]
 
 
@@ -134,6 +129,15 @@ def _routers() -> list[Entry]:
     ]
 
 
+def _formats() -> list[Entry]:
+    from ...workloads.readers.formats import FORMATS
+
+    return [
+        {"name": name, "description": trace.help, "recognised_by": ", ".join(trace.header) or None}
+        for name, trace in FORMATS.items()
+    ]
+
+
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "systems": _systems,
     "compatibility": _compatibility,
@@ -141,6 +145,7 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "gpus": _gpus,
     "links": _links,
     "workloads": _workloads,
+    "formats": _formats,
     "suites": _suites,
     "routers": _routers,
 }

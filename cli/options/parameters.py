@@ -1,20 +1,24 @@
 """How commands declare their options, flags, arguments and examples.
 
-Each function returns the metadata of an `Annotated` parameter. `names` are the option's names, such
-as "--out" and "-o"; by default "--" and the parameter's name. `panel` is the option's panel in the
-help; `complete` returns the values that begin with what was typed. Further keywords are those of
-`typer.Option`.
+Each function returns the default of a parameter of a command, or of a field of an `option_group`.
+`names` are the option's names, such as "--out" and "-o"; by default "--" and the parameter's name.
+`default` is the value where it is not given; `...`: it must be. `panel` is the option's panel in
+the help; `complete` returns the values that begin with what was typed. Further keywords are those
+of `typer.Option`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
 
 import typer
 from typer.main import get_command
 
 Complete = Callable[[str], list[str]]
+T = TypeVar("T")
 
 # Names of options that several commands have.
 OUT = ("--out", "-o")
@@ -29,12 +33,14 @@ def option(
     metavar: str | None,
     text: str,
     *names: str,
+    default: Any = None,
     panel: str | None = None,
     complete: Complete | None = None,
     **more: Any,
 ) -> Any:
     """An option with a value, which the help shows as `metavar`."""
     return typer.Option(
+        default,
         *names,
         metavar=metavar,
         help=text,
@@ -44,9 +50,9 @@ def option(
     )
 
 
-def flag(text: str, *names: str, panel: str | None = None) -> Any:
+def flag(text: str, *names: str, default: bool | None = False, panel: str | None = None) -> Any:
     """An option without a value."""
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+    return typer.Option(default, *names, help=text, rich_help_panel=panel)
 
 
 def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> Any:
@@ -54,10 +60,9 @@ def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> 
     `then` is called with the context, the flag and whether it was given.
     """
 
-    def carrier(is_set: bool = False) -> None:
+    def carrier(is_set: bool = flag(text, name)) -> None:
         pass
 
-    carrier.__annotations__["is_set"] = Annotated[bool, flag(text, name)]
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     parameter: Any = get_command(app).params[0]
@@ -66,9 +71,34 @@ def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> 
     return parameter
 
 
-def argument(metavar: str, text: str, *, complete: Callable[..., list[str]] | None = None) -> Any:
+def argument(
+    metavar: str,
+    text: str,
+    *,
+    default: Any = ...,
+    complete: Callable[..., list[str]] | None = None,
+) -> Any:
     """A positional argument of a command, shown in the help as `metavar` with `text`."""
-    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
+    return typer.Argument(default, metavar=metavar, help=text, autocompletion=complete)
+
+
+@dataclass_transform(frozen_default=True)
+def option_group(group: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are options, for a parameter of a command `with_options`."""
+    for name in inspect.get_annotations(group):
+        declaration = vars(group)[name]
+        group_field: Any = field(default=declaration.default, metadata={"option": declaration})
+        setattr(group, name, group_field)
+    return dataclass(frozen=True)(group)
+
+
+def parameters_of(group: Any) -> list[inspect.Parameter]:
+    """The parameters of a command that are the options of an `option_group`."""
+    parameters = inspect.signature(group, eval_str=True).parameters
+    return [
+        parameters[declared.name].replace(default=declared.metadata["option"])
+        for declared in fields(group)
+    ]
 
 
 def epilog(examples: Sequence[str]) -> str:

@@ -4,61 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import install_command, is_installed
 from .parameters import argument, option
 
 if TYPE_CHECKING:
-    from ...workloads.labelled_prompts import LabelledPrompt, TokenCount
+    from ...workloads.labelled_prompts import LabelledPrompt
 
-Data = Annotated[
-    list[str],
-    argument(
-        "[MODEL=]DATA…",
-        "JSON, JSON lines, CSV, a log of the chat API (messages, usage) or of vLLM, plain or gzip, "
-        "with a "
-        "prompt (prompt; instruction and input; "
-        "question; conversations) and output_tokens or the answer; or a run folder of a "
-        "workload with texts. MODEL: name of the answering model, for rows without one; "
-        "default: the file's name.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    option(
-        "A,B",
-        "Columns or paths (request.prompt) that form the prompt. One that holds the answer is "
-        "refused.",
-    ),
-]
-Length = Annotated[
-    str | None,
-    option(
-        "COLUMN",
-        "Column or path of the answer's length in tokens, as usage.completion_tokens.",
-        "--length-column",
-    ),
-]
-Counted = Annotated[
-    str | None,
-    option(
-        "DIR",
-        "Folder of the answering model's tokenizer, to count the tokens of answers without "
-        "output_tokens. Default: four characters per token.",
-        "--label-tokenizer",
-    ),
-]
-BaseAt = Annotated[
-    str | None,
-    option(
-        "PATH|NAME", "Present path of the base model. Default: the path used in training.", "--base"
-    ),
-]
-Device = Annotated[str, option("D", "auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, option("N", "Number of CPU threads. Default: torch's.", min=1)]
+DATA = argument(
+    "[MODEL=]DATA…",
+    "JSON, JSON lines, CSV, a log of the chat API (messages, usage) or of vLLM, plain or gzip, "
+    "with a prompt (prompt; instruction and input; question; conversations) and output_tokens or "
+    "the answer; or a run folder of a workload with texts. MODEL: name of the answering model, "
+    "for rows without one; default: the file's name.",
+)
+COLUMNS = option(
+    "A,B",
+    "Columns or paths (request.prompt) that form the prompt. One that holds the answer is refused.",
+)
+LENGTH_COLUMN = option(
+    "COLUMN",
+    "Column or path of the answer's length in tokens, as usage.completion_tokens.",
+    "--length-column",
+)
+LABEL_TOKENIZER = option(
+    "DIR",
+    "Folder of the answering model's tokenizer, to count the tokens of answers without "
+    "output_tokens. Default: four characters per token.",
+    "--label-tokenizer",
+)
+BASE_AT = option(
+    "PATH|NAME", "Present path of the base model. Default: the path used in training.", "--base"
+)
+device = partial(option, "D", "auto, cpu, cuda or cuda:N.")
+THREADS = option("N", "Number of CPU threads. Default: torch's.", min=1)
 
 
 @dataclass(frozen=True)
@@ -80,12 +63,14 @@ def read_data(
         SloBenchError: something cannot be read, or an input column holds the answer.
     """
     from ...harness.experiments.labelled_run import read_run
-    from ...workloads.labelled_prompts import APPROXIMATE, read_labelled_prompts, refuse_answers
+    from ...workloads import labelled_prompts as labelled
 
     named = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]
     if named is not None:
-        refuse_answers(named)
-    tokens = APPROXIMATE if tokenizer is None else _tokenizer(tokenizer)
+        labelled.refuse_answers(named)
+    tokens = labelled.APPROXIMATE
+    if tokenizer is not None:
+        tokens = labelled.tokenizer_count(Path(tokenizer))
     datasets = []
     for text in texts:
         model, equals, path = text.partition("=")
@@ -97,7 +82,7 @@ def read_data(
             datasets.append(read_run(Path(path), model=model or None))
         else:
             datasets.append(
-                read_labelled_prompts(
+                labelled.read_labelled_prompts(
                     Path(path), model=model or None, columns=named, tokens=tokens, length=length
                 )
             )
@@ -153,12 +138,6 @@ def check_units(labels: str, dataset: ReadData) -> None:
             f"the predictor's lengths are {labels}, those of the data are {dataset.labels}; they "
             f"cannot be compared: {remedy}"
         )
-
-
-def _tokenizer(folder: str) -> TokenCount:
-    from ...workloads.labelled_prompts import tokenizer_count
-
-    return tokenizer_count(Path(folder))
 
 
 def need_base(base: str | None, folder: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,7 +12,7 @@ from ...tuner.search.settings import SEARCHED
 from ...workloads.errors import SloBenchError
 from .declared import STORAGE
 from .from_schema import Given
-from .parameters import flag, option
+from .parameters import OUT, flag, option, option_group
 
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
@@ -23,39 +22,26 @@ if TYPE_CHECKING:
 STATIC_SLO = "e2e=uniform(1,350)"
 
 
-@dataclass(frozen=True)
+@option_group
 class StudyOptions:
     """Options of the folder, Optuna storage and name of a study, and of the output."""
 
-    storage: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). "
-            "Default: a journal file in --out.",
-            panel=STORAGE,
-        ),
-    ] = None
-    study: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "Name of the study in the storage; processes that use the same name share it. "
-            "Default: the name of --out.",
-            panel=STORAGE,
-        ),
-    ] = None
-    out: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Folder, empty or new. Default: a new one under runs.",
-            "--out",
-            "-o",
-            panel=STORAGE,
-        ),
-    ] = None
-    as_json: Annotated[bool, flag("Print only the results, as JSON.", "--json")] = False
+    storage: str | None = option(
+        "URL",
+        "Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). Default: "
+        "a journal file in --out.",
+        panel=STORAGE,
+    )
+    study: str | None = option(
+        "NAME",
+        "Name of the study in the storage; processes that use the same name share it. Default: "
+        "the name of --out.",
+        panel=STORAGE,
+    )
+    out: Path | None = option(
+        "DIR", "Folder, empty or new. Default: a new one under runs.", *OUT, panel=STORAGE
+    )
+    as_json: bool = flag("Print only the results, as JSON.", "--json")
 
 
 NOT_TUNED = (

@@ -14,8 +14,8 @@ from .console import print_result
 
 if TYPE_CHECKING:
     from ...harness.experiments.config.schema import ExperimentSchema
-    from ...tuner.planning import DeploymentPlan
     from ...tuner.planning.fleet import FleetPlan
+    from ...tuner.planning.plan_search import DeploymentPlan
 
 
 def show_plans(

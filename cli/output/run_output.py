@@ -6,9 +6,8 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,9 +24,6 @@ from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
-
-if TYPE_CHECKING:
-    from ...harness.validation.replay.run_replay import ValidatedPoint
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 
@@ -198,11 +194,3 @@ def check_results(result: RunResult) -> None:
         typer.echo(f"{many} {because}; {again} measures them again", err=True)
         return
     raise SloBenchError(f"no result: {because}; {again} measures it again")
-
-
-def levels_shown(levels: Sequence[ValidatedPoint]) -> None:
-    """Print the error tables of the levels."""
-    from ...reports.pages.validation import levels_text
-    from .console import print_result
-
-    print_result(levels_text(levels))

@@ -305,10 +305,8 @@ class RaySenders:
             for node in self._ray.nodes()
             if node["Alive"] and node["NodeID"] not in self._lost
         ]
-        return sorted(
-            (machine for machine in machines if machine.cores),
-            key=lambda machine: (machine.address, machine.node),
-        )
+        with_cores = [machine for machine in machines if machine.cores]
+        return sorted(with_cores, key=lambda machine: (machine.address, machine.node))
 
     def count(self, workload: Workload) -> int:
         """Return the number of sending processes: at least one on each machine."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 _CORES_PER_CLIENT_CORE = 8
+Found = TypeVar("Found")
 _CLIENT_NICE = -10  # priority of the load generator's thread
 
 
@@ -66,6 +68,18 @@ def before_other_programs() -> Iterator[None]:
         yield
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def run_event_loop(main: Coroutine[Any, Any, Found]) -> Found:
+    """Run a coroutine on uvloop, or on asyncio's loop on Windows."""
+    if sys.platform == "win32":
+        import asyncio
+
+        return asyncio.run(main)
+    import uvloop
+
+    outcome: Found = uvloop.run(main)
+    return outcome
 
 
 def allow_many_sockets() -> None:

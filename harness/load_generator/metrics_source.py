@@ -93,12 +93,11 @@ class MetricsSource:
                         (labels["__name__"], labels, float(value))
                     )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SloBenchError(
-                f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
-            ) from None
+            problem = f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
+            raise SloBenchError(problem) from None
         shots = [
-            snapshot(samples_by_time[time_s], time_s, self._only, self._by_server)
-            for time_s in sorted(samples_by_time)
+            snapshot(samples_by_time[t], t, self._only, self._by_server)
+            for t in sorted(samples_by_time)
         ]
         snapshots = [shot for shot in shots if shot is not None]
         if not snapshots:
@@ -111,14 +110,13 @@ class MetricsSource:
 
     def _get(self, path: str, *, needed: bool = True) -> str | None:
         """The text at a path; None where there is none and it is not `needed`."""
+        where = f"{self._endpoint.url}{path.partition('?')[0]}"
         try:
             status, body = get(
                 self._endpoint, path, self._headers, limit_s=self._limit_s, most_bytes=_MOST_BYTES
             )
         except NoAnswerError as error:
-            raise SloBenchError(
-                f"{self._endpoint.url}{path.partition('?')[0]} does not answer: {error}"
-            ) from None
+            raise SloBenchError(f"{where} does not answer: {error}") from None
         if status in (401, 403):
             raise SloBenchError(
                 f"{self._endpoint.url} answers with status {status}: it needs an API key; "
@@ -127,9 +125,7 @@ class MetricsSource:
         if status != 200:
             if not needed:
                 return None
-            raise SloBenchError(
-                f"{self._endpoint.url}{path.partition('?')[0]} answers with status {status}"
-            )
+            raise SloBenchError(f"{where} answers with status {status}")
         return body.decode("utf-8", "replace")
 
     def _prometheus(self, path: str, *, needed: bool = True) -> Any:

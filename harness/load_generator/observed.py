@@ -19,19 +19,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...predictors.model_spec import ModelSpec
 from ...predictors.placement import Placement
 from ...predictors.profiles.profile_format import MeasuredDevice, Profile, Source
 from ...predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, made_of, profile_of_steps
 from ...predictors.specs import gpu
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.lengths import Quantiles, mean_tokens
 from ...workloads.prefixes import BLOCK_SIZE
 from .server_metrics import HistogramCounts, MetricsSnapshot
-
-Floats = NDArray[np.float64]
 
 _NOTHING = HistogramCounts(0.0, 0.0)
 _FULL_KV = 0.9  # from this share on, requests may wait for KV instead of for a place in the batch
@@ -57,7 +55,7 @@ class Window:
         return self.after.time_s - self.before.time_s
 
     def grown(self, name: str) -> float:
-        """By how much a counter grew; 0 where the server has none."""
+        """By how much a figure grew; 0 where the server has none."""
         return self.after.figures.get(name, 0.0) - self.before.figures.get(name, 0.0)
 
     def mean(self, name: str) -> float:
@@ -66,17 +64,13 @@ class Window:
 
     def counts(self, name: str) -> HistogramCounts:
         """What was added to a histogram."""
-        return self.after.histograms.get(name, _NOTHING) - self.before.histograms.get(
-            name, _NOTHING
-        )
+        before, after = (s.histograms.get(name, _NOTHING) for s in (self.before, self.after))
+        return after - before
 
     @property
     def arrivals(self) -> float:
         """Requests that ended, and those that the server has more of."""
-        held = sum(
-            self.after.figures.get(name, 0.0) - self.before.figures.get(name, 0.0)
-            for name in ("running", "waiting")
-        )
+        held = self.grown("running") + self.grown("waiting")
         return max(0.0, self.counts("e2e").count + held)
 
     @property
@@ -294,11 +288,8 @@ class ObservedServer:
         shared = self.shared_tokens // BLOCK_SIZE
         rows: list[dict[str, Any]] = []
         for row, (time_s, n, m) in enumerate(zip(times_s.tolist(), prompt, output, strict=True)):
-            request = {
-                "arrival_s": round(time_s, 6),
-                "prompt_tokens": int(n),
-                "output_tokens": int(m),
-            }
+            lengths = {"prompt_tokens": int(n), "output_tokens": int(m)}
+            request = {"arrival_s": round(time_s, 6), **lengths}
             if shared:
                 first_block = shared + row * _MOST_OF_A_ROW
                 blocks = range(-(-int(n) // BLOCK_SIZE))

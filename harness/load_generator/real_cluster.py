@@ -20,7 +20,7 @@ from ..core.cluster_policy import ClusterPolicy, ClusterView, Routed, RouteOutco
 from ..core.counters import Counters
 from ..core.instance import Links, NoDelay
 from ..core.state import Release, RequestState
-from .server_metrics import MetricsByServer, labels_of, names_in
+from .server_metrics import MetricsByServer, kv_size, labels_of, names_in
 
 
 @dataclass
@@ -59,10 +59,8 @@ class ServerLoadMeter:
             if name == computed_name and computed_label in labels:
                 computed = (computed or 0.0) + float(value)
             elif name == names.kv_cache:
-                config_labels = labels_of(labels)
-                sizes = config_labels.get("num_gpu_blocks", ""), config_labels.get("block_size", "")
-                if all(size.isdecimal() for size in sizes):
-                    self.kv_tokens = int(sizes[0]) * int(sizes[1])
+                size = kv_size(labels_of(labels))
+                self.kv_tokens = size[0] if size else self.kv_tokens
         self.kv_tokens = int(names.first("kv_tokens", sums) or self.kv_tokens)
         self.kv_cache_usage = names.first("kv_usage", sums) or 0.0
         prompts = names.first("prompt_tokens", sums) if computed is None else computed
@@ -70,16 +68,15 @@ class ServerLoadMeter:
 
     def _moved(self, now_s: float, prompts: float, answers: float) -> None:
         previous, self._seen = self._seen, (now_s, prompts, answers)
-        if (
-            previous is None
-            or now_s <= previous[0]
-            or prompts < previous[1]
-            or answers < previous[2]
-        ):
-            return  # the first look, or the server has begun anew
-        span_s = now_s - previous[0]
-        self.answer_tokens_per_s = (answers - previous[2]) / span_s
-        speed = (prompts - previous[1]) / span_s + self.answer_tokens_per_s
+        if previous is None:
+            return
+        span_s, prompts, answers = (
+            now - then for now, then in zip(self._seen, previous, strict=True)
+        )
+        if span_s <= 0 or prompts < 0 or answers < 0:
+            return  # the server has begun anew
+        self.answer_tokens_per_s = answers / span_s
+        speed = prompts / span_s + self.answer_tokens_per_s
         self._fastest.tokens_per_s = max(self._fastest.tokens_per_s, speed)
 
 
@@ -262,11 +259,11 @@ class RoutedServers:
         """Number of requests at a server that have not ended."""
         return self._servers[endpoint].n_requests
 
-    def leave(self, endpoint: int) -> None:
+    def leave(self, index: int) -> None:
         """Mark a server as down, so that it gets no requests."""
-        self._up = [server for server in self._up if server.index != endpoint]
+        self._up = [server for server in self._up if server.index != index]
 
-    def join(self, endpoint: int) -> None:
+    def join(self, index: int) -> None:
         """Mark a server as up again."""
-        up = {endpoint, *self.up}
+        up = {index, *self.up}
         self._up = [server for server in self._in_turn if server.index in up]

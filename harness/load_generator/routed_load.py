@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Ints
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..core.records.request_records import Gaps, Outcome, Records, Result, Timeline, Totals
+from ..core.records.request_records import Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
 from .http.http_options import HttpOptions
 from .http.request_columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
-from .http.unserved import first_fault, is_hopeless, most_common_detail, unserved_because
+from .http.unserved import first_fault, is_hopeless, unserved_because
 from .http.wire_requests import Bodies
 from .load_progress import LoadProgress, Progress
 from .send_job import (
@@ -59,18 +59,13 @@ class HttpResult:
     failed_as: str
     details: Mapping[int, str]
     texts: Mapping[int, str]
-    token_s: NDArray[np.float64]
+    token_s: Floats
     start_s: float
 
     def faults(self) -> dict[RequestFault, int]:
         """Number of requests by fault."""
         counts = Counter(self.columns.fault.tolist())
         return {fault: counts[k] for k, fault in enumerate(FAULTS) if k in counts and fault}
-
-    @property
-    def fault_detail(self) -> str | None:
-        """What was said of the first request with the most common fault; None without a fault."""
-        return most_common_detail(self.columns, self.details)
 
 
 def measure(
@@ -164,11 +159,10 @@ def _joined(
     details = {row: text for part in parts for row, text in part.details.items()}
     died = any(client.died for client in clients)
     unserved = None if died else unserved_because(columns, details, ended_early=ended_early)
-    timeline = replace(
-        _timeline(columns), timeseries=tuple(t for part in parts for t in part.length_drift)
-    )
+    drift = tuple(row for part in parts for row in part.length_drift)
+    timeline = replace(_timeline(columns), timeseries=drift)
     return HttpResult(
-        result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
+        result=Result(_records(columns), gaps, timeline, _totals(columns)),
         columns=columns,
         client=client,
         clients=clients,
@@ -189,7 +183,7 @@ def _joined(
     )
 
 
-def _in_row_order(parts: Sequence[SenderResult]) -> NDArray[np.float64]:
+def _in_row_order(parts: Sequence[SenderResult]) -> Floats:
     """Join the token times of all parts in order of rows."""
     rows = np.concatenate([np.repeat(p.rows, p.columns.output_tokens) for p in parts])
     token_s = np.concatenate([p.token_s for p in parts])
@@ -199,12 +193,9 @@ def _in_row_order(parts: Sequence[SenderResult]) -> NDArray[np.float64]:
 def _records(columns: RequestColumns) -> Records:
     records = Records.empty(len(columns.arrival_s))
     finished = columns.outcome == Outcome.FINISHED
-    records.arrival_s[:] = columns.arrival_s
-    records.first_token_s[:] = columns.first_token_s
+    for name in ("arrival_s", "first_token_s", "outcome", "output_tokens", "cached_tokens"):
+        getattr(records, name)[:] = getattr(columns, name)
     records.finish_s[:] = np.where(finished, columns.last_token_s, np.nan)
-    records.outcome[:] = columns.outcome
-    records.output_tokens[:] = columns.output_tokens
-    records.cached_tokens[:] = columns.cached_tokens
     records.instance[:] = columns.endpoint
     return records
 
@@ -225,14 +216,14 @@ def _timeline(columns: RequestColumns) -> Timeline:
     last = ends[np.isfinite(ends)].max(initial=begin[-1])
     time_s = np.linspace(min(0.0, begin[0]), last, _SAMPLES)
 
-    def until(moments: NDArray[np.float64]) -> NDArray[np.int64]:
+    def until(moments: Floats) -> Ints:
         return np.searchsorted(moments, time_s, side="right")
 
     begun = until(first)
     return Timeline(time_s, until(begin) - begun, begun - until(ends), np.full(_SAMPLES, _UNKNOWN))
 
 
-def _totals(columns: RequestColumns, gaps: Gaps) -> Totals:
+def _totals(columns: RequestColumns) -> Totals:
     finish_s = columns.last_token_s[columns.outcome == Outcome.FINISHED]
     return Totals(
         makespan_s=float(finish_s.max(initial=0.0)),
@@ -246,7 +237,6 @@ def _totals(columns: RequestColumns, gaps: Gaps) -> Totals:
     )
 
 
-Floats = NDArray[np.float64]
 _FEW_REQUESTS = 20  # a rate over fewer says little
 
 
@@ -280,9 +270,8 @@ def clients_of(workload: Workload, sent: Sequence[SendResult]) -> tuple[Client, 
 
 
 def _client(sent: SendResult, requests: int) -> Client:
-    nothing = np.empty(0)
     part = sent.part
-    late_s, lag_s = nothing, nothing
+    late_s = lag_s = np.empty(0)
     if part is not None:
         late_s = np.maximum(0.0, part.columns.started_s - part.columns.arrival_s)
         lag_s = part.lag_s

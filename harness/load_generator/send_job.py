@@ -21,8 +21,8 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Ints
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
@@ -73,7 +73,7 @@ class Share:
         return dataclasses.replace(workload, concurrency=each + (self.index < more))
 
 
-def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
+def rows_elsewhere(workload: Workload, share: Share) -> Ints:
     """The rows that other shares send."""
     root = np.arange(len(workload))
     for row in np.flatnonzero(workload.follows >= 0).tolist():
@@ -138,10 +138,8 @@ class SendJob:
 
         Options have names of environment variables, never what they hold.
         """
-        fields = {
-            **vars(self),
-            "workload": dataclasses.replace(self.workload, texts=None, bodies=None),
-        }
+        workload = dataclasses.replace(self.workload, texts=None, bodies=None)
+        fields = {**vars(self), "workload": workload}
         del fields["bodies"]
         return {_JOB: pickle.dumps(fields)}
 
@@ -167,7 +165,6 @@ class Senders(Protocol):
 
     def count(self, workload: Workload) -> int:
         """Number of sending processes for the workload."""
-        ...
 
     def send(self, order: SendJob, progress: Watch | None) -> list[SendResult]:
         """Send from all processes on one schedule; return one result for each process.
@@ -175,7 +172,6 @@ class Senders(Protocol):
         Raises:
             SloBenchError: nothing can be sent.
         """
-        ...
 
 
 def send_share(
@@ -203,12 +199,8 @@ def send_share(
     finally:
         if lengths is not None:
             lengths.close()
-    part = read_part(
-        driven,
-        requests,
-        keep_texts=options.keep_texts,
-        save_token_times=options.save_token_times,
-    )
+    keeps = {name: getattr(options, name) for name in ("keep_texts", "save_token_times")}
+    part = read_part(driven, requests, **keeps)
     if lengths is not None:
         part.length_drift = lengths.drift(part.start_s)
     return part

@@ -106,6 +106,14 @@ def labels_of(text: str) -> dict[str, str]:
     return dict(_LABEL.findall(text))
 
 
+def kv_size(labels: Mapping[str, str]) -> tuple[int, int] | None:
+    """Tokens of the KV cache and of a block, by labels of `MetricNames.kv_cache`; None: unknown."""
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isdecimal() and size.isdecimal()):
+        return None
+    return int(blocks) * int(size), int(size)
+
+
 @dataclass(frozen=True)
 class HistogramCounts:
     """A histogram since the server's start: `buckets` are (upper bound, observations up to it)."""
@@ -194,9 +202,7 @@ def snapshot(
         elif name in names.names["kv_usage"]:
             shares.setdefault(name, []).append(value)
         elif name == names.kv_cache:
-            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-            if blocks.isdecimal() and size.isdecimal():
-                kv_tokens, block_size = int(blocks) * int(size), int(size)
+            kv_tokens, block_size = kv_size(labels) or (kv_tokens, block_size)
         else:
             sums[name] = sums.get(name, 0.0) + value
     figures = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Ints, Mask
 from ...workloads.request import RequestType
 from ...workloads.workload import Workload
 from .http.conversations import PROMPT_FIELDS
@@ -17,7 +17,6 @@ from .http.http_options import HttpOptions, PromptFormat
 from .http.request_columns import RequestColumns
 from .server_metrics import MetricsByServer, names_in
 
-Ints = NDArray[np.int64]
 _ALIKE_WORDS = 4  # with which made-up texts begin alike by chance: they have few different words
 
 
@@ -54,7 +53,7 @@ class CacheCounters:
         )
 
 
-def given_prompts(workload: Workload, options: HttpOptions) -> NDArray[np.bool_]:
+def given_prompts(workload: Workload, options: HttpOptions) -> Mask:
     """Which requests have a prompt of their own (text, messages), the same in every run."""
     fields = (*PROMPT_FIELDS, "input")
     has_prompt = np.full(len(workload), any(name in options.body for name in fields))

@@ -68,7 +68,7 @@ class AdaptiveLlm(VllmV0):
     decisions alone are worth.
     """
 
-    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "linear-in-time"
+    queue_order: ClassVar[Literal["static", "linear-in-time"]] = "linear-in-time"
 
     groups: str = parameter("swapped-first", choices=("swapped-first", "mean-priority"))
     fair: bool = parameter(True, choices=(True, False))
@@ -187,7 +187,7 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
     which they came.
     """
 
-    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "static"
+    queue_order = "static"
     uses_predicted_lengths: ClassVar[bool] = True
 
     def mechanisms(self) -> dict[str, str]:

@@ -13,13 +13,13 @@ from typing import Self
 from ...predictors.placement import TP_DEGREES, Placement
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
-from ..core.cluster_policy import ClusterView, OnServers, Role, RouteOutcome, ServerRole
+from ..core.cluster_policy import ClusterView, OnServers, Role, RouteOutcome
 from ..core.instance import Instance, Links
 from ..core.network import NodeNetwork
 from ..core.phase_capacity import PhaseCapacity
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
-from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
+from .shared.disaggregated import DECODE, DisaggregatedPolicy
 from .shared.kv_transfer import KvNetwork, has_room
 
 
@@ -123,15 +123,7 @@ class DistServe(DisaggregatedPolicy):
         alike = "its servers have one tensor-parallel degree (tp): leave prefill_tp, decode_tp out"
         stand = "real servers stand where they are: leave nodes out"
         refusal = alike if self.prefill_tp or self.decode_tp else stand if self.nodes > 1 else ""
-        return OnServers(
-            (
-                ServerRole(PREFILL, max(1, self.prefill_instances)),
-                ServerRole(DECODE, max(1, self.decode_instances)),
-            ),
-            ("prefill_instances", "decode_instances"),
-            splits=True,
-            refusals={"": refusal} if refusal else {},
-        )
+        return self.split_servers(refusal)
 
 
 class NodeKvNetwork(KvNetwork):

@@ -90,11 +90,9 @@ class MemServe(DisaggregatedPolicy):
 
         def at_home(*size: int) -> KVCacheManager:
             kv_manager = SharedStoreLedgers(placement, 1, self.store_cpu_gib, 0.0)(*size)
-            return (
-                _HomeKVCacheManager(homes, kv_manager)
-                if isinstance(kv_manager, StoreKVCacheManager)
-                else kv_manager
-            )
+            if isinstance(kv_manager, StoreKVCacheManager):
+                return _HomeKVCacheManager(homes, kv_manager)
+            return kv_manager
 
         def away(*size: int) -> KVCacheManager:
             kv_manager = KVCacheManager(*size)
@@ -118,7 +116,5 @@ class MemServe(DisaggregatedPolicy):
 
 
 def _cached_tokens(r: RequestState, instance: Instance) -> int:
-    kv_manager = instance.kv_manager
-    return (
-        kv_manager.get_computed_blocks(r) * kv_manager.unit_tokens if kv_manager.unit_tokens else 0
-    )
+    tokens = instance.kv_manager.unit_tokens
+    return instance.kv_manager.get_computed_blocks(r) * tokens if tokens else 0

@@ -130,7 +130,5 @@ def _blocks(cluster: MultiModelCluster, tp: int) -> list[Gpus]:
     gpu_groups: list[Gpus] = []
     for node in range(0, cluster.gpus, cluster.node_gpus):
         end = min(node + cluster.node_gpus, cluster.gpus)
-        gpu_groups += [
-            tuple(range(first_gpu, first_gpu + tp)) for first_gpu in range(node, end - tp + 1, tp)
-        ]
+        gpu_groups += [tuple(range(k, k + tp)) for k in range(node, end - tp + 1, tp)]
     return gpu_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...workloads.errors import UnknownNameError
+from ...workloads.errors import by_name
 from ..core.cluster_policy import Router, T, Target, least_loaded
 from ..core.state import RequestState
 from .load_aware import LoadAware
@@ -108,6 +108,4 @@ def router(name: str) -> Router:
     Raises:
         UnknownNameError: no such router.
     """
-    if name not in ROUTERS:
-        raise UnknownNameError("router", name, ROUTERS)
-    return ROUTERS[name]()
+    return by_name("router", name, ROUTERS)()

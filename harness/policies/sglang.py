@@ -7,7 +7,6 @@ Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from ..core.counters import OVERTAKES
 from ..core.decisions import Limits
@@ -26,7 +25,7 @@ class Sglang(Policy):
     is retracted, of equals the one with the longest prompt.
     """
 
-    queue_order: ClassVar[Literal["static", "prefix-cache"]] = "prefix-cache"
+    queue_order = "prefix-cache"
 
     chunked_prefill_tokens: int = parameter(8192, 16, 131072, log=True)
     max_running_requests: int = parameter(256, 1, 8192, log=True)

@@ -6,7 +6,9 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -24,6 +26,7 @@ from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
 DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
+USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,25 @@ class System:
         """How it runs on several real servers; None: as any system behind a router, or not."""
         return None if self.cluster is None else self.cluster.on_servers(self.policy)
 
+    @property
+    def _deciding(self) -> Sequence[Parameters]:
+        """What has parameters; of two with one of the same name the last counts."""
+        if self.sharing is not None:
+            return (self.sharing,)
+        return (self.policy,) if self.cluster is None else (self.policy, self.cluster)
+
     def parameters(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
-        if self.sharing is not None:
-            return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
-        values = {name: getattr(self.policy, name) for name in self.policy.bounds()}
-        if self.cluster is not None:
-            values |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
-        return values
+        return {name: getattr(part, name) for part in self._deciding for name in part.bounds()}
 
     def bounds(self) -> dict[str, Bounds]:
         """Name to bounds of everything that can be set."""
-        if self.sharing is not None:
-            return self.sharing.bounds()
-        return self.policy.bounds() | (self.cluster.bounds() if self.cluster is not None else {})
+        return {name: limit for part in self._deciding for name, limit in part.bounds().items()}
+
+    def known(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `values` that are parameters of the system."""
+        names = self.parameters()
+        return {name: value for name, value in values.items() if name in names}
 
     @property
     def drop_rule(self) -> str:
@@ -130,16 +138,9 @@ class _Stock:
     def system(self, name: str) -> System:
         if self.sharing:
             return _shared(name, _member(self.policy), self.source)
-        cluster = _member(self.cluster) if self.cluster else None
-        policy = _member(self.policy)
-        return System(
-            name,
-            policy,
-            self.router,
-            self.prefix_cache,
-            self.source,
-            cluster,
-        )
+        parts = {"policy": _member(self.policy)}
+        parts["cluster"] = _member(self.cluster) if self.cluster else None
+        return System(**{**vars(self), **parts, "sharing": None}, name=name)
 
 
 def _member(where: str) -> Any:
@@ -166,6 +167,22 @@ class _Registry(Mapping[str, System]):
 
     def __len__(self) -> int:
         return len(_STOCK)
+
+
+def _vllm(cluster: str, source: str, **options: Any) -> _Stock:
+    """A policy across instances that schedule as vLLM does."""
+    return _Stock("vllm:Vllm", source, prefix_cache=True, cluster=cluster, **options)
+
+
+def _layerwise(cluster: str, source: str, **options: Any) -> _Stock:
+    """A policy across instances of vLLM that load and store KV layer by layer."""
+    policy = "vllm_layerwise:LayerwiseVllm"
+    return _Stock(policy, source, prefix_cache=True, cluster=cluster, **options)
+
+
+def _collocated(policy: str, place: str) -> _Stock:
+    """A policy for a language model and an embedder on one GPU, and its place in the paper."""
+    return _Stock(f"collocation.{policy}", f"LLM-embedding collocation, {place}")
 
 
 _STOCK = {
@@ -199,33 +216,15 @@ _STOCK = {
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
-    "collocation": _Stock(
-        "collocation.collocation_policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
-    ),
-    "collocation-lru": _Stock(
-        "collocation.ablations:CollocationLru", "LLM-embedding collocation, §3.4"
-    ),
-    "collocation-open": _Stock(
-        "collocation.ablations:CollocationOpen", "LLM-embedding collocation, §5.4"
-    ),
-    "static-split": _Stock(
-        "collocation.collocation_baselines:StaticSplit", "LLM-embedding collocation, §3.3"
-    ),
-    "collocated-fcfs": _Stock(
-        "collocation.collocation_baselines:CollocatedFcfs", "LLM-embedding collocation, §3.4"
-    ),
-    "merged-batches": _Stock(
-        "collocation.collocation_baselines:MergedBatches", "LLM-embedding collocation, §5.4"
-    ),
-    "static-split-drop": _Stock(
-        "collocation.collocation_baselines:StaticSplitDrop", "LLM-embedding collocation, §3.3"
-    ),
-    "collocated-fcfs-drop": _Stock(
-        "collocation.collocation_baselines:CollocatedFcfsDrop", "LLM-embedding collocation, §3.4"
-    ),
-    "merged-batches-drop": _Stock(
-        "collocation.collocation_baselines:MergedBatchesDrop", "LLM-embedding collocation, §5.4"
-    ),
+    "collocation": _collocated("collocation_policy:Collocation", "Algorithms 1 to 3"),
+    "collocation-lru": _collocated("ablations:CollocationLru", "§3.4"),
+    "collocation-open": _collocated("ablations:CollocationOpen", "§5.4"),
+    "static-split": _collocated("collocation_baselines:StaticSplit", "§3.3"),
+    "collocated-fcfs": _collocated("collocation_baselines:CollocatedFcfs", "§3.4"),
+    "merged-batches": _collocated("collocation_baselines:MergedBatches", "§5.4"),
+    "static-split-drop": _collocated("collocation_baselines:StaticSplitDrop", "§3.3"),
+    "collocated-fcfs-drop": _collocated("collocation_baselines:CollocatedFcfsDrop", "§3.4"),
+    "merged-batches-drop": _collocated("collocation_baselines:MergedBatchesDrop", "§5.4"),
     "ascendra": _Stock(
         "ascendra.low_priority:AscendraLp",
         "Ascendra, §4 to §6",
@@ -235,62 +234,26 @@ _STOCK = {
     "prism-queue": _Stock(
         "prism.prism_local:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
     ),
-    "autoscaled": _Stock(
-        "vllm:Vllm",
-        "Kubernetes' horizontal pod autoscaler",
-        prefix_cache=True,
-        cluster="autoscaled:Autoscaled",
-    ),
-    "mixed-gpus": _Stock(
-        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="mixed_gpus:MixedGpus"
-    ),
-    "multi-site": _Stock(
-        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="multi_site:MultiSite"
-    ),
+    "autoscaled": _vllm("autoscaled:Autoscaled", "Kubernetes' horizontal pod autoscaler"),
+    "mixed-gpus": _vllm("mixed_gpus:MixedGpus", "slo-bench"),
+    "multi-site": _vllm("multi_site:MultiSite", "slo-bench"),
     "prism": _Stock(
         "prism.prism_controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True
     ),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
     "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),
-    "distserve": _Stock(
-        "vllm:Vllm",
-        "Zhong et al., OSDI 2024",
-        router="least-loaded",
-        prefix_cache=True,
-        cluster="distserve:DistServe",
-    ),
-    "splitwise": _Stock(
-        "vllm:Vllm", "Patel et al., ISCA 2024", prefix_cache=True, cluster="splitwise:Splitwise"
-    ),
-    "mooncake": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "Qin et al., FAST 2025",
-        prefix_cache=True,
-        cluster="mooncake:Mooncake",
-    ),
-    "memserve": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "Hu et al., 2024",
-        prefix_cache=True,
-        cluster="memserve:MemServe",
-    ),
-    "llumnix": _Stock(
-        "vllm:Vllm", "Sun et al., OSDI 2024", prefix_cache=True, cluster="llumnix:Llumnix"
-    ),
-    "banaserve": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
+    "distserve": _vllm("distserve:DistServe", "Zhong et al., OSDI 2024", router="least-loaded"),
+    "splitwise": _vllm("splitwise:Splitwise", "Patel et al., ISCA 2024"),
+    "mooncake": _layerwise("mooncake:Mooncake", "Qin et al., FAST 2025"),
+    "memserve": _layerwise("memserve:MemServe", "Hu et al., 2024"),
+    "llumnix": _vllm("llumnix:Llumnix", "Sun et al., OSDI 2024"),
+    "banaserve": _layerwise(
+        "banaserve.banaserve_controller:BanaServe",
         "BanaServe, Algorithms 4-1 and 4-2",
         router="load-aware",
-        prefix_cache=True,
-        cluster="banaserve.banaserve_controller:BanaServe",
     ),
-    "banaserve-forecast": _Stock(
-        "vllm_layerwise:LayerwiseVllm",
-        "BanaServe, outlook",
-        prefix_cache=True,
-        cluster="banaserve.forecast:BanaServeForecast",
-    ),
+    "banaserve-forecast": _layerwise("banaserve.forecast:BanaServeForecast", "BanaServe, outlook"),
 }
 SYSTEMS: Mapping[str, System] = _Registry()
 
@@ -374,7 +337,7 @@ def _from_file(name: str, path: Path, attribute: str) -> System:
 
 
 def _load(path: Path) -> ModuleType:
-    name = f"slo_bench_user_{path.stem}_{abs(hash(path.resolve()))}"
+    name = f"{USER_MODULE}{path.stem}_{abs(hash(path.resolve()))}"
     if name in sys.modules:
         return sys.modules[name]
     trust.check(str(path.absolute()), f"{path} is a policy file that runs with your rights")
@@ -389,6 +352,25 @@ def _load(path: Path) -> ModuleType:
         del sys.modules[name]
         raise SloBenchError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def policy_file_errors() -> Iterator[None]:
+    """Errors inside a policy file of the user's name its line.
+
+    Raises:
+        SloBenchError: in place of any other error that passed a policy file.
+    """
+    try:
+        yield
+    except SloBenchError:
+        raise
+    except Exception as error:
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if str(frame.f_globals.get("__name__")).startswith(USER_MODULE):
+                place = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+                raise SloBenchError(f"{place}: {type(error).__name__}: {error}") from error
+        raise
 
 
 def _load_installed(entry: EntryPoint) -> Any:

@@ -1,60 +1,46 @@
-"""Metrics of a cell from the records of its requests.
+"""Figures of a cell: `FIGURES` declares each, in the order of the columns of `cells.csv`.
 
 All latencies count from the scheduled arrival. A request meets its SLO if it finished within every
 bound that it has; rejected, dropped, cancelled, failed and unfinished requests miss it. Attainment
-= met / all that arrived after the warm-up, goodput = met / the window of arrivals (`rate_window`).
+= met / all that arrived after the warm-up, goodput = met / the window of arrivals (`RateWindow`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial, reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
-from ...workloads.request import RequestType
+from ...workloads.request import SLO_COLUMNS, RequestType
 from ...workloads.workload import Workload
-from ..core.counters import COUNT
-from ..core.records.judging import Judged
-from ..core.records.request_records import Outcome, Records, Result
+from ..core.counters import COUNT, FROM_RECORDS
+from ..core.records.quantile_sketch import RELATIVE_ERROR
+from ..core.records.request_records import Outcome, Records, Result, Totals
 from ..policies.paper_columns import COLUMNS
 from .energy import Energy, unit_costs
-from .mechanisms import counts_of
+from .mechanisms import MechanismsFold
+from .rate_windows import RateWindow, measured_window
+from .request_figures import (
+    Figure,
+    FigureFold,
+    Floats,
+    Ints,
+    Mask,
+    RequestFigure,
+    Requests,
+    Statistic,
+    Value,
+    met,
+    summarise,
+)
 from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 NOT_A_NUMBER = float("nan")
 _MOST_NAMES = 32  # models or adapters with columns of their own
-
-
-@dataclass(frozen=True)
-class LatencySummary:
-    """Mean and quantiles of one latency in seconds; NaN where nothing was measured."""
-
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-
-    def columns(self, name: str, statistics: Sequence[str]) -> dict[str, float]:
-        """`statistics` (p50, p90, p99, mean) as columns of a row."""
-        return {
-            f"{name}_{statistic}_s": getattr(self, f"{statistic}_s") for statistic in statistics
-        }
-
-
-def summarise(seconds: Floats) -> LatencySummary:
-    """Quantiles by linear interpolation, as numpy's and pandas' default, NaN left out."""
-    finite_s = seconds[np.isfinite(seconds)]
-    if not len(finite_s):
-        return LatencySummary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
-    p50, p90, p99 = np.quantile(finite_s, (0.5, 0.9, 0.99))
-    return LatencySummary(float(finite_s.mean()), float(p50), float(p90), float(p99))
 
 
 @dataclass(frozen=True)
@@ -66,93 +52,6 @@ class Hardware:
     peak_flops: float  # of one GPU, per second, dense at the precision computed in
     usd_per_gpu_hour: float | None = None
     energy: Energy | None = None  # None: the power of the GPUs is not known
-
-
-@dataclass(frozen=True)
-class RateWindow:
-    """The window of arrivals and the drain of one run, in seconds.
-
-    Attributes:
-        arrivals_s: from the first counted arrival, or from the end of the warm-up, to the last
-            arrival.
-        drain_s: from the last arrival to the last finish of a counted request; 0 where nothing
-            finishes later.
-        offered: whether requests are offered at a rate. In a closed loop they are not: each
-            arrives when another ends.
-    """
-
-    arrivals_s: float
-    drain_s: float
-    offered: bool = True
-
-    @property
-    def makespan_s(self) -> float:
-        """Window of arrivals and drain: throughput divides by it."""
-        return self.arrivals_s + self.drain_s
-
-    @property
-    def goodput_s(self) -> float:
-        """Goodput divides by it: the window of arrivals, so that a long drain of a few requests
-        does not lower it; the makespan where no rate is offered (closed loop, all at once).
-        """
-        return self.arrivals_s if self.offered and self.arrivals_s > 0 else self.makespan_s
-
-
-def counted_requests(arrival_s: Floats, warmup_s: float) -> Mask:
-    """Requests that do not arrive during the warm-up; one that never arrived (NaN) counts."""
-    counted: Mask = ~(arrival_s < warmup_s)
-    return counted
-
-
-def rate_window(
-    arrival_s: Floats, finish_s: Floats, warmup_s: float = 0.0, *, offered: bool = True
-) -> RateWindow:
-    """The window of a run; NaN stands for an arrival or a finish that never came.
-
-    Args:
-        arrival_s: arrival of each request, in seconds from the start of the run.
-        finish_s: its last token.
-        warmup_s: requests that arrive earlier do not count.
-        offered: see `RateWindow`.
-    """
-    counted = counted_requests(arrival_s, warmup_s)
-    arrivals_s, ends_s = arrival_s[counted], finish_s[counted]
-    arrivals_s, ends_s = arrivals_s[np.isfinite(arrivals_s)], ends_s[np.isfinite(ends_s)]
-    if not len(arrivals_s):
-        return RateWindow(0.0, 0.0, offered)
-    begin_s = warmup_s if warmup_s > 0 else float(arrivals_s.min())
-    last_s = float(arrivals_s.max())
-    drain_s = max(0.0, float(ends_s.max(initial=last_s)) - last_s)
-    return RateWindow(last_s - begin_s, drain_s, offered)
-
-
-def per_second(count: float, seconds: float) -> float:
-    """A rate; NaN over no time."""
-    return count / seconds if seconds > 0 else float("nan")
-
-
-def measured_window(records: Records, warmup_s: float) -> Mask:
-    """The requests that count: all, or those that arrive from `warmup_s` on.
-
-    A follow-up that never arrived, because what it waits for was never answered, counts (missed).
-
-    Raises:
-        SloBenchError: the warm-up leaves nothing to measure.
-    """
-    counted = counted_requests(records.arrival_s, warmup_s)
-    if not counted.any():
-        check_counted(0, warmup_s, float(np.nanmax(records.arrival_s)))
-    return counted
-
-
-def check_counted(counted: int, warmup_s: float, last_s: float) -> None:
-    """Raise SloBenchError if no request counts, of those that arrive until `last_s`."""
-    if not counted:
-        raise SloBenchError(
-            f"warmup_s = {warmup_s:g} leaves no request to measure: "
-            f"the last one arrives after {last_s:g} s; give more requests, "
-            "a longer duration or a shorter warm-up"
-        )
 
 
 DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
@@ -192,184 +91,338 @@ def parse_objective(text: str) -> CollocationObjective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestFigures:
-    """What the figures of a cell need of its requests.
+class Run:
+    """What the figures of a cell are taken of.
+
+    Utilisation, KV use, gaps and preemptions are those of the whole run. Where instances start and
+    stop, hardware counts for the time that it is paid.
 
     Attributes:
-        requests: those that count (`measured_window`); so for all of these but the last four.
-        met: those that met their SLO.
-        window: arrivals and drain.
-        ttft: of the requests that have it, and so `tpot` and `e2e`.
-        weighted_turnaround: see `weighted_turnaround`.
-        output_tokens: their sum.
-        outcomes: number of requests by outcome.
-        missed: finished requests that missed each bound.
+        values: every `RequestFigure`, by its name.
+        window: arrivals and drain of the requests that count.
         stationary: whether the figures would be the same in a longer run.
         columns: further columns of some workloads and systems.
-        prompt_tokens: of all generation requests that began.
-        cached_tokens: of all requests that began.
-        preemptions: by swapping and by recomputation, of all requests.
         counts: acts of each mechanism, in the whole run.
         quantile_error: largest relative error of quantiles; 0: they are exact.
+        row: the columns so far.
     """
 
-    requests: int
-    met: int
+    values: Mapping[str, float]
     window: RateWindow
-    ttft: LatencySummary
-    tpot: LatencySummary
-    e2e: LatencySummary
-    weighted_turnaround: float
-    output_tokens: int
-    outcomes: Mapping[Outcome, int]
-    missed: Mapping[str, int]
     stationary: bool | None
-    columns: Mapping[str, float] = field(default_factory=dict)
-    prompt_tokens: int
-    cached_tokens: int
-    preemptions: tuple[int, int]
+    columns: Mapping[str, float]
     counts: Mapping[str, int]
     quantile_error: float = 0.0
+    result: Result
+    hardware: Hardware
+    warmup_s: float
+    row: dict[str, Value] = field(default_factory=dict)
 
+    @property
+    def totals(self) -> Totals:
+        """Sums over all instances."""
+        return self.result.totals
 
-def request_figures(
-    workload: Workload,
-    result: Result,
-    *,
-    judged: Judged,
-    warmup_s: float = 0.0,
-    objective: CollocationObjective = CollocationObjective(),
-) -> RequestFigures:
-    """The figures of all requests of a cell, from their records."""
-    records = result.records
-    counted = measured_window(records, warmup_s)
-    finished = counted & (records.outcome == Outcome.FINISHED)
-    window = rate_window(
-        records.arrival_s, records.finish_s, warmup_s, offered=workload.concurrency is None
-    )
-    ttft, tpot, e2e = (
-        summarise(np.where(counted, seconds, np.nan))
-        for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
-    )
-    began = ~np.isnan(records.first_scheduled_s)
-    generates = workload.request_type == RequestType.GENERATE
-    return RequestFigures(
-        requests=int(counted.sum()),
-        met=int((counted & judged.met).sum()),
-        window=window,
-        ttft=ttft,
-        tpot=tpot,
-        e2e=e2e,
-        weighted_turnaround=weighted_turnaround(records, finished),
-        output_tokens=int(records.output_tokens[counted].sum()),
-        outcomes={kind: int((counted & (records.outcome == kind)).sum()) for kind in Outcome},
-        missed={name: int((counted & missed).sum()) for name, missed in judged.late.items()},
-        stationary=_stationary(workload, records, judged, warmup_s),
-        columns={
-            **_by_kind(workload, records, counted, judged.met, window, objective),
-            **_by_class(workload, records, counted, judged.met),
-            **_by_session(workload, records, counted),
-            **_waits_by_role(result, counted),
-        },
-        prompt_tokens=int(workload.prompt_tokens[began & generates].sum()),
-        cached_tokens=int(records.cached_tokens[began].sum()),
-        preemptions=(
-            int(records.preemptions_swap.sum()),
-            int(records.preemptions_recompute.sum()),
-        ),
-        counts=counts_of(result),
-    )
+    @property
+    def tokens(self) -> int:
+        """Tokens that passed through the model, padding included."""
+        return self.totals.prefill_tokens + self.totals.decode_tokens
+
+    @property
+    def scales(self) -> bool:
+        """Whether instances start and stop."""
+        return self.totals.gpu_paid_s > 0 and self.totals.makespan_s > 0
+
+    @property
+    def gpus(self) -> float:
+        """The GPUs, or their mean over time."""
+        paid_s, makespan_s = self.totals.gpu_paid_s, self.totals.makespan_s
+        return paid_s / makespan_s if self.scales else self.hardware.gpus
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of the tokens that were not padding."""
+        return 2 * self.hardware.parameters * (self.tokens - self.totals.padded_tokens)
 
 
 def cell_metrics(
-    requests: RequestFigures, result: Result, hardware: Hardware, *, warmup_s: float = 0.0
-) -> dict[str, float | int | bool | None]:
-    """The figures of one cell, in the order of the columns of `cells.csv`.
+    requests: Requests,
+    workload: Workload,
+    result: Result,
+    hardware: Hardware,
+    *,
+    warmup_s: float = 0.0,
+    objective: CollocationObjective = CollocationObjective(),
+) -> dict[str, Value]:
+    """The row of a cell, from the records of all its requests."""
+    counted = measured_window(requests.records.arrival_s, warmup_s)
+    fold = RunFold(exact=True, mechanisms=result.counts)
+    fold.add(requests, counted)
+    window = fold.window(warmup_s, offered=workload.concurrency is None)
+    columns = {
+        **_by_kind(workload, requests, counted, window, objective),
+        **_by_class(workload, requests, counted),
+        **_by_session(workload, requests.records, counted),
+    }
+    met_slo = requests.met.astype(np.bool_)
+    is_stationary = _stationary(workload, requests.records, met_slo, warmup_s)
+    return fold.row(result, hardware, window, is_stationary, warmup_s, columns)
 
-    Goodput divides by the window of arrivals, so that it is attainment times offered rate; finished
-    requests and output tokens divide by the makespan, which includes the drain (`rate_window`).
-    Utilisation, KV use, gaps and preemptions are those of the whole run:
-    mfu = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), model FLOPs utilisation,
-    where padding and prompt tokens found in a cache do not count as computed;
-    gpu_utilisation = share of the time for which GPUs compute, averaged over them (host time of
-    their iterations counted), as a GPU's own counter of utilisation has it;
-    kv_cache_usage_mean = share of the KV blocks in use, averaged over time;
-    padding_waste = padded tokens / all tokens computed (only static batches are padded);
-    gpu_power_mean_w is predicted, where `hardware` knows the GPUs' power.
-    Columns that papers define are in `policies.columns`.
+
+class RunFold(FigureFold):
+    """Takes the requests of a run in blocks or all at once and gives its row."""
+
+    def __init__(self, *, exact: bool, mechanisms: Collection[str] = FROM_RECORDS) -> None:
+        """`mechanisms`: those whose acts will be asked for."""
+        super().__init__(FIGURES.values(), exact=exact)
+        self._quantile_error = 0.0 if exact else RELATIVE_ERROR
+        self._mechanisms, self._waits = MechanismsFold(mechanisms), WaitsFold()
+
+    def add(self, requests: Requests, counted: Mask | slice) -> None:
+        """Add a block, of which the rows `counted` count."""
+        super().add(requests, counted)
+        self._mechanisms.add(requests.records)
+        self._waits.add(requests.records, counted)
+
+    def row(
+        self,
+        result: Result,
+        hardware: Hardware,
+        window: RateWindow,
+        stationary: bool | None,
+        warmup_s: float,
+        columns: Mapping[str, float],
+    ) -> dict[str, Value]:
+        """The figures of the run, in the order of the columns of `cells.csv`.
+
+        Args:
+            result: of the run.
+            hardware: that it ran on.
+            window: of its requests.
+            stationary: see `Run`.
+            warmup_s: excluded time at the beginning.
+            columns: further columns, of the requests.
+        """
+        run = Run(
+            values=self.values(window),
+            window=window,
+            stationary=stationary,
+            columns={**columns, **self._waits.by_role(result)},
+            counts=self._mechanisms.counts(result),
+            quantile_error=self._quantile_error,
+            result=result,
+            hardware=hardware,
+            warmup_s=warmup_s,
+        )
+        for figure in FIGURES.values():
+            run.row.update(figure.columns(run))
+        return run.row
+
+
+def _utilisation(run: Run) -> float:
+    able_flops = run.hardware.peak_flops * run.gpus * run.totals.makespan_s
+    return run.operations / able_flops if able_flops > 0 else NOT_A_NUMBER
+
+
+def _gpu_utilisation(run: Run) -> float:
+    totals = run.totals
+    if not (run.gpus and totals.makespan_s > 0):
+        return NOT_A_NUMBER
+    return totals.gpu_busy_s / (run.gpus * totals.makespan_s)
+
+
+def _prefix_hit_rate(run: Run) -> float:
+    values = run.values
+    prompt_tokens = values["begun_prompt_tokens"]
+    return values["cached_prompt_tokens"] / prompt_tokens if prompt_tokens else 0.0
+
+
+def _power_w(run: Run) -> float:
+    energy, hardware = run.hardware.energy, run.hardware
+    if energy is None:
+        return NOT_A_NUMBER
+    return energy.mean_w(run.totals, run.operations, hardware.peak_flops)
+
+
+def _cost(run: Run) -> float:
+    price = run.hardware.usd_per_gpu_hour
+    return NOT_A_NUMBER if price is None else price * run.gpus
+
+
+def _turnaround(requests: Requests) -> Floats:
+    """(finish - arrival) / (finish - first scheduled): 1 without waiting, 2 of a request that waits
+    as long as it is served; NaN of those that did not finish.
     """
-    totals, window, met = result.totals, requests.window, requests.met
-    finished = requests.outcomes[Outcome.FINISHED]
-    all_tokens = totals.prefill_tokens + totals.decode_tokens
-    computed = all_tokens - totals.padded_tokens
-    scales = totals.gpu_paid_s > 0 and totals.makespan_s > 0  # instances start and stop
-    gpus = totals.gpu_paid_s / totals.makespan_s if scales else hardware.gpus
-    able_flops = hardware.peak_flops * gpus * totals.makespan_s
-    utilisation = NOT_A_NUMBER
-    if able_flops > 0:
-        utilisation = 2 * hardware.parameters * computed / able_flops
-    unfinished = (Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED)
-    row: dict[str, float | int | bool | None] = {
-        "requests": requests.requests,
-        "attainment": met / requests.requests,
-        "goodput_rps": per_second(met, window.goodput_s),
-        **requests.ttft.columns("ttft", ("p50", "p90", "p99", "mean")),
-        **requests.tpot.columns("tpot", ("p50", "p90", "p99", "mean")),
-        "itl_p99_s": result.gaps.quantile_s(0.99),
-        "itl_mean_s": result.gaps.mean_s(),
-        **requests.e2e.columns("e2e", ("p50", "p99", "mean")),
-        "weighted_turnaround": requests.weighted_turnaround,
-        "arrival_window_s": window.arrivals_s,
-        "drain_s": window.drain_s,
-        "makespan_s": window.makespan_s,
-        "throughput_rps": per_second(finished, window.makespan_s),
-        "output_tokens_per_s": per_second(requests.output_tokens, window.makespan_s),
-        "mfu": utilisation,
-        "gpu_utilisation": totals.gpu_busy_s / (gpus * totals.makespan_s)
-        if gpus and totals.makespan_s > 0
-        else NOT_A_NUMBER,
-        "kv_cache_usage_mean": totals.kv_cache_usage_mean,
-        "prefix_hit_rate": requests.cached_tokens / requests.prompt_tokens
-        if requests.prompt_tokens
-        else 0.0,
-        "preemptions_swap": requests.preemptions[0],
-        "preemptions_recompute": requests.preemptions[1],
-        "kv_cache_usage_peak": totals.kv_cache_usage_peak,
-        "iterations": totals.steps,
-        "padded_tokens": totals.padded_tokens,
-        "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
-        "valid": True,  # a simulated client is never late
-        "stationary": requests.stationary,
-        "cost_usd_per_hour": NOT_A_NUMBER
-        if hardware.usd_per_gpu_hour is None
-        else hardware.usd_per_gpu_hour * gpus,
-    }
-    power_w = NOT_A_NUMBER
-    if hardware.energy is not None:
-        operations = 2 * hardware.parameters * computed
-        power_w = hardware.energy.mean_w(totals, operations, hardware.peak_flops)
-    row |= {"gpu_power_mean_w": power_w, "gpu_energy_j": power_w * totals.makespan_s}
-    row |= unit_costs(row)
-    row |= {name: column_of(row) for name, column_of in COLUMNS.items()}
-    row |= {
-        "finished": finished,
-        "rejected": requests.outcomes[Outcome.REJECTED],
-        "overlong": result.overlong,
-        "dropped": requests.outcomes[Outcome.DROPPED],
-        "unfinished": sum(requests.outcomes[kind] for kind in unfinished),
-        **{f"missed_{name}": missed for name, missed in requests.missed.items()},
-    }
-    if warmup_s > 0:
-        row["warmup_s"] = warmup_s
-    if requests.quantile_error:
-        row["quantile_error"] = requests.quantile_error
-    if scales:
-        row["gpu_paid_s"] = totals.gpu_paid_s
-    row.update(_prediction_error(result))
-    row.update(requests.columns)
-    row.update(_usage_by_role(result))
-    row.update({COUNT + name: count for name, count in requests.counts.items()})
-    return row
+    records = requests.records
+    processing_s = records.finish_s - records.first_scheduled_s
+    served = (records.outcome == Outcome.FINISHED) & (processing_s > 0)
+    factors: Floats = np.full(len(records), np.nan)
+    factors[served] = records.e2e_s[served] / processing_s[served]
+    return factors
+
+
+def _ended(*outcomes: Outcome) -> Callable[[Requests], Mask]:
+    return lambda requests: reduce(
+        np.logical_or, (requests.records.outcome == outcome for outcome in outcomes)
+    )
+
+
+def _cached(requests: Requests) -> Ints:
+    """Of those that began, as `_begun`."""
+    return np.where(np.isnan(requests.records.first_scheduled_s), 0, requests.records.cached_tokens)
+
+
+def _begun(requests: Requests) -> Ints:
+    return np.where(np.isnan(requests.records.first_scheduled_s), 0, requests.prompt_tokens)
+
+
+_FINISHED = _ended(Outcome.FINISHED)
+_LATENCY_HELP: Mapping[Statistic, str] = {
+    "p50": "median",
+    "p90": "90th percentile",
+    "p99": "99th percentile",
+    "mean": "mean",
+}
+
+
+def _latency(
+    metric: str,
+    title: str,
+    of_requests: Callable[[Requests], Floats],
+    columns: tuple[Statistic, ...] = ("p50", "p90", "p99", "mean"),
+) -> tuple[RequestFigure, ...]:
+    """The figures of a latency; those that are no `columns` are only compared."""
+    return tuple(
+        RequestFigure(
+            f"{metric}_{statistic}_s",
+            "s",
+            f"{metric.upper()}, {text}",
+            of_requests,
+            statistic,
+            higher_is_better=False,
+            title=f"{title} {statistic}",
+            is_column=statistic in columns,
+        )
+        for statistic, text in _LATENCY_HELP.items()
+    )
+
+
+_OF_CELLS: tuple[Figure, ...] = (
+    RequestFigure("requests", "requests", "requests in the measured window", met, "count"),
+    RequestFigure("attainment", "share", "requests that met their SLO / all that arrived", met,
+                  "mean", higher_is_better=True, title="share in SLO"),
+    RequestFigure("goodput_rps", "req/s", "requests that met their SLO / window of arrivals", met,
+                  per="goodput_s", higher_is_better=True),
+    *_latency("ttft", "TTFT", lambda requests: requests.records.ttft_s),
+    *_latency("tpot", "TPOT", lambda requests: requests.records.tpot_s),
+    Figure("itl_p99_s", "s", "ITL, 99th percentile", lambda run: run.result.gaps.quantile_s(0.99),
+           higher_is_better=False, title="ITL p99"),
+    Figure("itl_mean_s", "s", "ITL, mean", lambda run: run.result.gaps.mean_s(),
+           higher_is_better=False, title="ITL mean"),
+    *_latency("e2e", "end to end", lambda requests: requests.records.e2e_s, ("p50", "p99", "mean")),
+    RequestFigure("weighted_turnaround", "factor", "mean of E2E latency / (finish − first "
+                  "scheduled); 1 without queueing", _turnaround, "mean", higher_is_better=False),
+    Figure("arrival_window_s", "s", "first arrival to last", lambda run: run.window.arrivals_s),
+    Figure("drain_s", "s", "last arrival to last finish", lambda run: run.window.drain_s),
+    Figure("makespan_s", "s", "window of arrivals and drain", lambda run: run.window.makespan_s),
+    RequestFigure("throughput_rps", "req/s", "finished requests / makespan", _FINISHED,
+                  per="makespan_s", higher_is_better=True),
+    RequestFigure("output_tokens_per_s", "tokens/s", "output tokens / makespan",
+                  lambda requests: requests.records.output_tokens, per="makespan_s",
+                  higher_is_better=True),
+    Figure("mfu", "share", "operations of computed tokens, without padding and cached prompt "
+           "tokens / (peak FLOP/s · GPUs · time)", _utilisation),
+    Figure("gpu_utilisation", "share", "time in which GPUs compute, host time of their iterations "
+           "included, mean over GPUs", _gpu_utilisation),
+    Figure("kv_cache_usage_mean", "share", "KV blocks in use, mean over time",
+           lambda run: run.totals.kv_cache_usage_mean),
+    Figure("prefix_hit_rate", "share", "prompt tokens found in the prefix cache", _prefix_hit_rate),
+    RequestFigure("cached_prompt_tokens", "tokens", "found in the prefix cache", _cached,
+                  whole_run=True, is_column=False),
+    RequestFigure("begun_prompt_tokens", "tokens", "of generation requests that began", _begun,
+                  whole_run=True, is_column=False),
+    RequestFigure("preemptions_swap", "preemptions", "by swapping, whole run",
+                  lambda requests: requests.records.preemptions_swap, whole_run=True),
+    RequestFigure("preemptions_recompute", "preemptions", "by recomputation, whole run",
+                  lambda requests: requests.records.preemptions_recompute, whole_run=True),
+    Figure("kv_cache_usage_peak", "share", "KV blocks in use, maximum; adds the peaks of instances",
+           lambda run: run.totals.kv_cache_usage_peak),
+    Figure("iterations", "iterations", "engine steps, whole run", lambda run: run.totals.steps),
+    Figure("padded_tokens", "tokens", "padding computed", lambda run: run.totals.padded_tokens),
+    Figure("padding_waste", "share", "padded tokens / all tokens computed",
+           lambda run: run.totals.padded_tokens / run.tokens if run.tokens else 0.0),
+    # A simulated client is never late.
+    Figure("valid", "True, False", "False for an invalid cell", lambda run: True),
+    Figure("stationary", "True, False, empty", "False: figures depend on the length of the run; "
+           "empty: it is too short to tell", lambda run: run.stationary),
+    Figure("cost_usd_per_hour", "USD/h", "catalogue price of all GPUs", _cost),
+    Figure("gpu_power_mean_w", "W", "mean power of all GPUs", _power_w),
+    Figure("gpu_energy_j", "J", "energy of all GPUs",
+           lambda run: _power_w(run) * run.totals.makespan_s),
+    Figure("joules_per_output_token", "J", "mean power / output tokens a second",
+           lambda run: unit_costs(run.row), higher_is_better=False),
+    Figure("joules_per_slo_request", "J", "energy / requests in SLO", higher_is_better=False),
+    Figure("usd_per_output_token", "USD", "price / output tokens", higher_is_better=False),
+    Figure("usd_per_slo_request", "USD", "price / requests in SLO", higher_is_better=False),
+    Figure("banaserve_objective", "", "objective of BanaServe, Eq. 4-15",
+           lambda run: {name: column_of(run.row) for name, column_of in COLUMNS.items()}),
+    RequestFigure("finished", "requests", "answered in full", _FINISHED),
+    RequestFigure("rejected", "requests", "rejected on arrival", _ended(Outcome.REJECTED)),
+    Figure("overlong", "requests", "rejected: prompt and answer exceed the context or the KV cache",
+           lambda run: run.result.overlong),
+    RequestFigure("overlong_truncated", "requests", "shortened to fit the context or the KV cache",
+                  lambda requests: requests.truncated, whole_run=True),
+    RequestFigure("dropped", "requests", "dropped while waiting", _ended(Outcome.DROPPED)),
+    RequestFigure("unfinished", "requests", "the others, failed and cancelled ones included",
+                  _ended(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED)),
+    *(RequestFigure(f"missed_{bound}", "requests", f"finished beyond their {bound} bound",
+                    partial(Requests.late, bound=bound)) for bound in SLO_COLUMNS),
+    Figure("warmup_s", "s", "excluded time at the beginning", lambda run: run.warmup_s or {}),
+    Figure("quantile_error", "share", "largest relative error of quantiles without records",
+           lambda run: run.quantile_error or {}),
+    Figure("gpu_paid_s", "s", "GPU seconds from the start of each instance to its last request",
+           lambda run: run.totals.gpu_paid_s if run.scales else {}),
+    Figure("prediction_error", "share", "mean relative error of predicted step times",
+           lambda run: _prediction_error(run.result)),
+    Figure("llm_attainment", "share", "attainment of generation requests",
+           lambda run: run.columns),  # those of the figures that follow, too
+    Figure("embed_attainment", "share", "attainment of embedding requests"),
+    Figure("embed_p50_s", "s", "latency of embedding requests, median"),
+    Figure("embed_p99_s", "s", "latency of embedding requests, 99th percentile"),
+    Figure("priority_spread", "share", "difference of attainment between priorities"),
+    Figure("objective", "", "α · LLM attainment + β · embedding attainment + γ · throughput"),
+    Figure("ttft_p99_s_CLASS", "s", "TTFT of a class, 99th percentile"),
+    Figure("tpot_p99_s_CLASS", "s", "TPOT of a class, 99th percentile"),
+    Figure("attainment_spread", "share", "largest attainment of a class − smallest"),
+    Figure("attainment_CLASS", "share", "attainment of a class, model or adapter"),
+    Figure("session_p50_s", "s", "first arrival to last answer of a session, median"),
+    Figure("session_p99_s", "s", "first arrival to last answer of a session, 99th percentile"),
+    Figure("wait_mean_s_ROLE", "s", "mean wait for the first batch at instances of a role"),
+    Figure("compute_usage_max", "share", "arithmetic in use of the busiest instance's GPUs",
+           lambda run: _usage_by_role(run.result)),
+    Figure("compute_usage_min", "share", "arithmetic in use of the idlest instance's GPUs"),
+    Figure("compute_usage_mean_ROLE", "share", "arithmetic in use of a role's GPUs"),
+    Figure("memory_usage_mean_ROLE", "share", "weights and KV in use of a role's GPUs"),
+    Figure("count_NAME", "acts", "how often the mechanism of that name acted",
+           lambda run: {COUNT + name: acts for name, acts in run.counts.items()}),
+)  # fmt: skip
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in _OF_CELLS}
+"""All figures of simulated cells, in the order of their columns."""
+
+
+def objectives() -> dict[str, Figure]:
+    """By their short names, the figures of which more or less is better."""
+    figures = (figure for figure in FIGURES.values() if figure.higher_is_better is not None)
+    return {figure.short: figure for figure in figures}
+
+
+def figure_of(column: str) -> Figure | None:
+    """The declaration of a column; None of those that only measured cells have."""
+    if column in FIGURES:
+        return FIGURES[column]
+    families = (name for name in FIGURES if name.rpartition("_")[2].isupper())
+    return next((FIGURES[f] for f in families if column.startswith(f.rpartition("_")[0])), None)
 
 
 def _prediction_error(result: Result) -> dict[str, float]:
@@ -384,25 +437,24 @@ def _prediction_error(result: Result) -> dict[str, float]:
 
 def _by_kind(
     workload: Workload,
-    records: Records,
+    requests: Requests,
     counted: Mask,
-    met: Mask,
     window: RateWindow,
     objective: CollocationObjective,
 ) -> dict[str, float]:
     """Generation and embedding apart, and what both are worth together; {} without embeddings."""
+    records, in_slo = requests.records, requests.met
     embeds = counted & (workload.request_type == RequestType.EMBED)
     if not embeds.any():
         return {}
     generates = counted & ~embeds
-    latency = summarise(np.where(embeds, records.e2e_s, np.nan))
     by_priority = [
-        float(met[generates & high].mean())
+        float(in_slo[generates & high].mean())
         for high in (workload.priority > 0, workload.priority <= 0)
         if (generates & high).any()
     ]
-    llm = float(met[generates].mean()) if generates.any() else NOT_A_NUMBER
-    embed = float(met[embeds].mean())
+    llm = float(in_slo[generates].mean()) if generates.any() else NOT_A_NUMBER
+    embed = float(in_slo[embeds].mean())
     last_s = float(np.nanmax(records.arrival_s[counted]))
     ends_s = records.finish_s[records.outcome == Outcome.FINISHED]
     inside = (ends_s > last_s - window.arrivals_s) & (ends_s <= last_s)
@@ -412,14 +464,20 @@ def _by_kind(
     return {
         "llm_attainment": llm,
         "embed_attainment": embed,
-        **latency.columns("embed", ("p50", "p99")),
+        **_quantiles("embed", records.e2e_s[embeds]),
         "priority_spread": max(by_priority) - min(by_priority) if by_priority else 0.0,
         "objective": value,
     }
 
 
+def _quantiles(name: str, seconds: Floats) -> dict[str, float]:
+    """Median and 99th percentile, as columns."""
+    statistics = summarise(seconds)
+    return {f"{name}_p50_s": statistics["p50"], f"{name}_p99_s": statistics["p99"]}
+
+
 def _stationary(
-    workload: Workload, records: Records, judged: Judged, warmup_s: float
+    workload: Workload, records: Records, met_slo: Mask, warmup_s: float
 ) -> bool | None:
     """Whether the figures would be the same in a longer run; None where the run cannot tell."""
     if int((records.arrival_s >= warmup_s).sum()) < LEAST_REQUESTS:
@@ -429,45 +487,47 @@ def _stationary(
             arrival_s=records.arrival_s,
             end_s=left_s(records),
             first_token_s=records.first_token_s,
-            met=judged.met,
+            met=met_slo,
             horizon_s=horizon_s(workload),
             warmup_s=warmup_s,
         )
     )
 
 
-def weighted_turnaround(records: Records, selected: Mask) -> float:
-    """Mean of (finish - arrival) / (finish - first scheduled) of the `selected` requests; NaN if
-    there are none.
-
-    1 if no request waits; a request that waits as long as it is served counts 2. `selected`
-    has finished requests only.
-    """
-    turnaround_s = records.e2e_s[selected]
-    processing_s = (records.finish_s - records.first_scheduled_s)[selected]
-    served = processing_s > 0
-    if not served.any():
-        return NOT_A_NUMBER
-    return float((turnaround_s[served] / processing_s[served]).mean())
-
-
-def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
+class WaitsFold:
     """Mean wait of the requests that instances of each role served, from the time when they had
-    come there until their first batch; {} where instances have no roles.
+    come there until their first batch.
     """
-    # The last: no instance.
-    roles = np.array([instance.role for instance in result.instances] + [""])
-    if not roles.any():
-        return {}
-    records = result.records
-    wait_s = np.where(counted, records.first_scheduled_s - records.queued_s, np.nan)
-    of_role = roles[records.instance]
-    waits = {role: wait_s[of_role == role] for role in dict.fromkeys(roles[roles != ""])}
-    return {
-        f"wait_mean_s_{role}": float(np.nanmean(each))
-        for role, each in waits.items()
-        if np.isfinite(each).any()
-    }
+
+    def __init__(self) -> None:
+        self._wait_s, self._waits = np.zeros((2, 0))  # by instance
+
+    def add(self, records: Records, counted: Mask | slice) -> None:
+        """Add a block, of which the rows `counted` count."""
+        waits_s = (records.first_scheduled_s - records.queued_s)[counted]
+        instances = records.instance[counted]
+        began = np.isfinite(waits_s) & (instances >= 0)
+        instances = instances[began]
+        self._wait_s = _added(self._wait_s, np.bincount(instances, weights=waits_s[began]))
+        self._waits = _added(self._waits, np.bincount(instances))
+
+    def by_role(self, result: Result) -> dict[str, float]:
+        """A column of each role that served any; {} where instances have no roles."""
+        columns: dict[str, float] = {}
+        roles = np.array([instance.role for instance in result.instances])
+        for role in dict.fromkeys(role for role in roles.tolist() if role):
+            members = np.flatnonzero(roles[: len(self._waits)] == role)
+            if waits := self._waits[members].sum():
+                columns[f"wait_mean_s_{role}"] = float(self._wait_s[members].sum() / waits)
+        return columns
+
+
+def _added(sums: Floats, more: Floats | Ints) -> Floats:
+    """The sum of two columns, of which one may be longer."""
+    total = np.zeros(max(len(sums), len(more)))
+    total[: len(sums)] = sums
+    total[: len(more)] += more
+    return total
 
 
 def _usage_by_role(result: Result) -> dict[str, float]:
@@ -490,7 +550,10 @@ def _usage_by_role(result: Result) -> dict[str, float]:
     return usage
 
 
-def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) -> dict[str, float]:
+_OF_EACH_CLASS = ("ttft_p99_s", "tpot_p99_s", "attainment")
+
+
+def _by_class(workload: Workload, requests: Requests, counted: Mask) -> dict[str, float]:
     """Attainment, TTFT and TPOT of every class with a request in the window, and largest attainment
     less smallest.
 
@@ -506,10 +569,10 @@ def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) ->
     for index, name in enumerate(names):
         members = counted & (indexes == index)
         if members.any():
-            called = name or "none"
-            shares[f"attainment_{called}"] = float(met[members].mean())
-            for metric, seconds in (("ttft", records.ttft_s), ("tpot", records.tpot_s)):
-                latencies[f"{metric}_p99_s_{called}"] = summarise(seconds[members]).p99_s
+            for figure in map(FIGURES.__getitem__, _OF_EACH_CLASS):
+                assert isinstance(figure, RequestFigure)
+                columns = shares if figure.name == "attainment" else latencies
+                columns[f"{figure.name}_{name or 'none'}"] = figure.exact(requests, members)
     spread = max(shares.values()) - min(shares.values())
     return {**latencies, **shares, "attainment_spread": spread}
 
@@ -526,4 +589,4 @@ def _by_session(workload: Workload, records: Records, counted: Mask) -> dict[str
     first_s, last_s = np.full(len(sessions), np.inf), np.full(len(sessions), -np.inf)
     np.minimum.at(first_s, index[done], records.arrival_s[done])
     np.maximum.at(last_s, index[done], records.finish_s[done])
-    return summarise(np.where(whole, last_s - first_s, np.nan)).columns("session", ("p50", "p99"))
+    return _quantiles("session", (last_s - first_s)[whole])

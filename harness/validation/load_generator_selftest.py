@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.workload import Workload
 from ..core.records.request_records import Outcome
 from ..load_generator.http.endpoint import Endpoint
@@ -26,7 +27,6 @@ from ..load_generator.routed_load import HttpResult, measure, quantile
 from ..servers.mock import MockConfig, serving_apart
 from ..servers.mock.service import Truth
 
-Floats = NDArray[np.float64]
 RATES_RPS = (50.0, 200.0)
 TOKENS = 64
 PROMPT_TOKENS = 128
@@ -161,9 +161,8 @@ def _busy(share: CoreShare) -> Iterator[None]:
         with started_on(share.server):
             for _ in share.server or [0]:
                 argv = [sys.executable, "-S", "-E", "-c", _SPIN]
-                spinning.append(
-                    subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
-                )
+                pipe = subprocess.PIPE
+                spinning.append(subprocess.Popen(argv, stdin=pipe, start_new_session=True))
         yield
     finally:
         for process in spinning:
@@ -243,15 +242,11 @@ def _token_errors(
 ) -> Floats:
     ends = np.cumsum(measurement.columns.output_tokens)
     token_times_s = np.split(measurement.token_s, ends[:-1])
-    return np.concatenate(
-        [
-            np.empty(0),
-            *(
-                token_times_s[row] - (np.array(truth.token_s) - measurement.start_s)
-                for row, truth in zip(rows.tolist(), truths, strict=True)
-            ),
-        ]
-    )
+    errors_s = [
+        token_times_s[row] - (np.array(truth.token_s) - measurement.start_s)
+        for row, truth in zip(rows.tolist(), truths, strict=True)
+    ]
+    return np.concatenate([np.empty(0), *errors_s])
 
 
 def _problem(level: SelfTestLevel) -> str | None:

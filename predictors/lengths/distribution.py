@@ -113,12 +113,15 @@ class PredictedDistributions:
         np.add.at(counts, (buckets_in(self.edges, true_tokens), self.buckets(neighbours)), 1)
         return counts
 
-    def quantile_log(self, share: float) -> Floats:
-        """log(1 + tokens) that a share of answers does not exceed; shape (n,)."""
+    def quantile_log(self, shares: float | Floats) -> Floats:
+        """log(1 + tokens) that a share of answers does not exceed; shape (n,), of several shares
+        (n, shares).
+        """
         # Where `below` stands still, a hair of a slope makes the inverse unique.
         hair = np.arange(self.below.shape[1]) * 1e-12
         pairs = zip(self.log_tokens, self.below, strict=True)
-        return np.array([np.interp(share, c + hair, x) for x, c in pairs]).reshape(len(self))
+        quantiles = np.array([np.interp(shares, c + hair, x) for x, c in pairs])
+        return quantiles.reshape(len(self), *np.shape(shares))
 
     def median_tokens(self) -> Ints:
         """The length that is as likely exceeded as not, at least 1."""
@@ -148,13 +151,7 @@ class PredictedDistributions:
         if not shares:
             return self
         stated_shares, true = np.array(shares), np.linspace(0, 1, len(shares))
-        hair = np.arange(self.below.shape[1]) * 1e-12
-        between = np.array(
-            [
-                np.interp(stated_shares[1:-1], c + hair, x)
-                for x, c in zip(self.log_tokens, self.below, strict=True)
-            ]
-        ).reshape(len(self), len(stated_shares) - 2)
+        between = self.quantile_log(stated_shares[1:-1])
         log_tokens = np.sort(np.concatenate([self.log_tokens, between], axis=1), axis=1)
         below = np.array(
             [

@@ -12,10 +12,11 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,39 +36,38 @@ _DOUBT = 0.3  # in log(1 + tokens): so much longer or shorter an answer might ha
 _USUAL = 4.0  # log(1 + tokens) of an answer of average length: where quantiles begin
 
 
-class Head(Protocol):
+class Head(ABC):
     """Reads the network's raw outputs, shape (n, outputs)."""
 
-    outputs: int
+    def __init__(self, edges: tuple[int, ...], outputs: int) -> None:
+        self._edges = edges
+        self.outputs = outputs
 
-    def __init__(self, edges: tuple[int, ...]) -> None: ...
-
+    @abstractmethod
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss for true lengths in tokens, shape (n,)."""
 
-    def mean_log(self, raw: Tensor) -> Tensor:
-        """Mean of log(1 + tokens), shape (n,)."""
-
-    def lengths(self, raw: Tensor) -> PredictedDistributions:
-        """Predicted distributions of the length."""
-
-
-class _OfBuckets:
-    """A head that says a probability for each bucket."""
-
-    _edges: tuple[int, ...]
-
     def _probabilities(self, raw: Tensor) -> Tensor:
+        """The probability of each bucket, shape (n, buckets)."""
         raise NotImplementedError
 
     def mean_log(self, raw: Tensor) -> Tensor:
-        return self._probabilities(raw) @ _middles(self._edges).to(raw.device)
+        """Mean of log(1 + tokens), shape (n,)."""
+        bounds = torch.tensor(log_edges(self._edges), dtype=torch.float32)
+        return self._probabilities(raw) @ ((bounds[1:] + bounds[:-1]) / 2).to(raw.device)
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
+        """Predicted distributions of the length."""
         return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
 
 
-class Softmax(_OfBuckets):
+def _shares(below: Tensor) -> Tensor:
+    """The share of each bucket from the shares below the inner edges, shape (n, edges)."""
+    none, every = torch.zeros_like(below[:, :1]), torch.ones_like(below[:, :1])
+    return torch.cat([none, below, every], 1).diff(dim=1)
+
+
+class Softmax(Head):
     """A probability for each bucket; cross-entropy with labels that know their neighbours.
 
     An answer's label is a normal distribution of log(1 + tokens) about its length, so one near an
@@ -75,21 +75,19 @@ class Softmax(_OfBuckets):
     """
 
     def __init__(self, edges: tuple[int, ...]) -> None:
-        self._edges = edges
+        super().__init__(edges, len(edges))
         self._inner = torch.tensor(log_edges(edges)[1:-1], dtype=torch.float32)
-        self.outputs = len(edges)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         length = tokens.log1p()[:, None]
         below = torch.special.ndtr((self._inner.to(length.device) - length) / _DOUBT)
-        ends = torch.zeros_like(length), torch.ones_like(length)
-        return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
+        return functional.cross_entropy(raw, _shares(below))
 
     def _probabilities(self, raw: Tensor) -> Tensor:
         return raw.softmax(1)
 
 
-class Ordinal(_OfBuckets):
+class Ordinal(Head):
     """One score against rising thresholds: a cumulative link with a spread of its own.
 
     Outputs are score, log spread, the first threshold and the steps to the others, so thresholds
@@ -97,31 +95,27 @@ class Ordinal(_OfBuckets):
     """
 
     def __init__(self, edges: tuple[int, ...]) -> None:
-        self._edges = edges
+        super().__init__(edges, len(edges) + 1)
         self._inner = torch.tensor(edges[1:], dtype=torch.float32)
-        self.outputs = len(edges) + 1
 
     def _probabilities(self, raw: Tensor) -> Tensor:
         score, spread = raw[:, :1], raw[:, 1:2].clamp(-2, 2).exp()
         steps = functional.softplus(raw[:, 3:] + 0.5)
         thresholds = raw[:, 2:3] - 3 + torch.cat([torch.zeros_like(score), steps.cumsum(1)], 1)
         below = torch.sigmoid((thresholds - score) * spread)
-        ends = torch.zeros_like(score), torch.ones_like(score)
-        cumulative = torch.cat([ends[0], below, ends[1]], 1)
-        return cumulative.diff(dim=1).clamp_min(_LEAST)
+        return _shares(below).clamp_min(_LEAST)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
         return functional.nll_loss(self._probabilities(raw).log(), true)
 
 
-class Quantile:
+class Quantile(Head):
     """Nineteen quantiles of log(1 + tokens), 5 % to 95 %; pinball loss."""
 
     def __init__(self, edges: tuple[int, ...]) -> None:
-        self._edges = edges
+        super().__init__(edges, len(_LEVELS))
         self._levels = torch.tensor(_LEVELS, dtype=torch.float32)
-        self.outputs = len(_LEVELS)
 
     def _quantiles(self, raw: Tensor) -> Tensor:
         steps = functional.softplus(raw[:, 1:] - 2).cumsum(1)
@@ -163,13 +157,11 @@ def waiting_loss(scores: Tensor, tokens: Tensor) -> Tensor:
     return (weights * wrong).sum() / weights.sum().clamp_min(1)
 
 
-def _middles(edges: tuple[int, ...]) -> Tensor:
-    """Middle of each bucket in log(1 + tokens)."""
-    bounds = torch.tensor(log_edges(edges), dtype=torch.float32)
-    return (bounds[1:] + bounds[:-1]) / 2
-
-
-HEADS: dict[str, type[Head]] = {"softmax": Softmax, "ordinal": Ordinal, "quantile": Quantile}
+HEADS: dict[str, Callable[[tuple[int, ...]], Head]] = {
+    "softmax": Softmax,
+    "ordinal": Ordinal,
+    "quantile": Quantile,
+}
 
 
 def _numpy(values: Tensor) -> Floats:
@@ -340,14 +332,19 @@ class PackedLinear(nn.Module):
         return outputs
 
 
+def _replace(encoder: nn.Module, kind: type, replacement: Callable[[Any], nn.Module]) -> None:
+    """Put a replacement in the place of each module of that type."""
+    for module in list(encoder.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is kind:
+                setattr(module, name, replacement(child))
+
+
 def pack_linears(encoder: nn.Module) -> None:
     """Put packed layers in place of all linear ones, where this torch has the kernel."""
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return
-    for module in list(encoder.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child))
+    _replace(encoder, nn.Linear, PackedLinear)
 
 
 class SharedDropout(nn.Module):
@@ -368,10 +365,8 @@ class SharedDropout(nn.Module):
 
 def _share_dropout(encoder: nn.Module) -> None:
     """Put it where the base has dropout; attention has none."""
-    for module in list(encoder.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Dropout):
-                setattr(module, name, SharedDropout() if child.p else nn.Identity())
+    _replace(encoder, nn.Dropout, lambda plain: SharedDropout() if plain.p else nn.Identity())
+    for module in encoder.modules():
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
 

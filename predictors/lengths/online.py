@@ -27,7 +27,6 @@ from .length_samples import (
     CALIBRATION,
     TRAIN,
     VALIDATION,
-    Parts,
     labelled_prompts_of,
     pack,
     prompts_of,
@@ -346,6 +345,3 @@ def read_queue(path: Path) -> list[LabelledPrompt]:
         except (ValueError, TypeError) as error:
             raise FileFormatError(path, number, f"damaged: {error}") from error
     return rows
-
-
-__all__ = ["OnlinePredictor", "Parts", "PriorCorrection", "Update", "update_predictor"]

@@ -32,8 +32,16 @@ from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import buckets_in
-from .length_samples import Prompt, without_answer
-from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
+from .length_samples import Prompt, prompts_of, without_answer
+from .online import (
+    FEWEST,
+    QUEUE,
+    RECENT,
+    OnlinePredictor,
+    PriorCorrection,
+    read_queue,
+    write_queue,
+)
 from .predictor import TrainedPredictor
 from .predictor_config import PredictorConfig, find_base
 
@@ -112,10 +120,6 @@ class TrainerProcess:
 
 def _work(parent: Parent) -> None:
     """Main function of the trainer process."""
-    import torch
-
-    from .online import OnlinePredictor
-
     torch.set_num_threads(1)
     if hasattr(os, "nice"):
         os.nice(NICENESS)
@@ -220,7 +224,7 @@ class OnlineLengthPredictor:
         ] = []  # with the moment, by `time.perf_counter`
         self.failures = 0  # lessons of which nothing came
         self._teacher = TrainerProcess(folder, self._base) if online else None
-        self._teaches = False
+        self.teaches = False  # a training is in progress
         self._fresh: list[LabelledPrompt] = []
         self._since = 0  # answers since the last lesson began
         if online:
@@ -242,8 +246,8 @@ class OnlineLengthPredictor:
         if path.exists():
             self._fresh = read_queue(path)[-_MOST_QUEUED:]
             rows = self._fresh[-RECENT:]
-            prompts = [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
-            for row, prediction in zip(rows, self.read(prompts) if rows else [], strict=True):
+            predictions = self.read(prompts_of(rows)) if rows else []
+            for row, prediction in zip(rows, predictions, strict=True):
                 self._observe(prediction, row)
             self._since = len(self._fresh)
             write_queue(path, self._fresh)  # without what was cut off
@@ -284,7 +288,7 @@ class OnlineLengthPredictor:
             self._queue.flush()
             self._fresh.append(row)
             self._since += 1
-            if self._since >= self.online and not self._teaches:
+            if self._since >= self.online and not self.teaches:
                 self._teach()
 
     def _observe(self, prediction: LengthPrediction, row: LabelledPrompt) -> None:
@@ -297,10 +301,9 @@ class OnlineLengthPredictor:
 
     def _count(self, prediction: LengthPrediction, row: LabelledPrompt) -> None:
         self._window.append((prediction, self._bucket(row), row.output_tokens))
-        if len(self._window) < WINDOW:
-            return
-        self.windows.append(self._counted())
-        self._window = []
+        if len(self._window) >= WINDOW:
+            self.windows.append(self._counted())
+            self._window = []
 
     def _counted(self) -> Window:
         window = self._window
@@ -329,7 +332,7 @@ class OnlineLengthPredictor:
         """Have the queue taught; the lock is held."""
         self._since = 0
         assert self._teacher is not None
-        self._teaches = True
+        self.teaches = True
         lately, new = list(self._lately), list(self._fresh)
 
         def then(outcome: TrainingResult | SloBenchError) -> None:
@@ -341,7 +344,7 @@ class OnlineLengthPredictor:
                 self.failures += 1
                 self._say(str(error))
             finally:
-                self._teaches = False
+                self.teaches = False
 
         self._teacher.teach(new, [row for _, row, _ in lately], then)
 
@@ -374,16 +377,11 @@ class OnlineLengthPredictor:
             self.taught.append((perf_counter(), training))
         self._say(training.summary)
 
-    @property
-    def teaches(self) -> bool:
-        """Whether a training is in progress."""
-        return self._teaches
-
     def settle(self, limit_s: float) -> None:
         """Wait for the lesson that is under way, at most so long."""
         end_s = monotonic() + limit_s
         pause = threading.Event()
-        while self._teaches and monotonic() < end_s:
+        while self.teaches and monotonic() < end_s:
             pause.wait(0.05)
 
     def close(self) -> None:
@@ -409,9 +407,6 @@ def _hold(folder: Path) -> IO[str]:
                 f"another process follows with the predictor in {folder}; give this one a copy"
             ) from error
     return file
-
-
-__all__ = ["LengthPrediction", "OnlineLengthPredictor", "Prompt", "Window"]
 
 
 if __name__ == "__main__":

@@ -158,6 +158,3 @@ def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
     """Bucket probabilities of the words alone, shape (n, buckets)."""
     assert network.words is not None  # a predictor was read
     return network.words.probabilities(encoded)
-
-
-__all__ = ["Prompt", "TrainedPredictor"]

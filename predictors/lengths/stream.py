@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...workloads.arrays import Ints
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import PredictedDistributions, buckets_in
@@ -70,7 +69,9 @@ def stream(
     old_before = _exact(online.uncorrected(old), old, worth)
     windows = []
     as_trained = online.uncorrected(rows).buckets(worth)
-    named_baseline = None if baseline is None else _named(baseline, rows)
+    named_baseline = None
+    if baseline is not None:
+        named_baseline = baseline.lengths(prompts_of(rows)).buckets(baseline.config.neighbours)
     for first in range(0, len(rows), every):
         came = rows[first : first + every]
         guesses, within = [], []
@@ -123,16 +124,11 @@ def load_baseline(
     return TrainedPredictor.load(folder, base=base, config=config)
 
 
-def _named(predictor: TrainedPredictor, rows: Sequence[LabelledPrompt]) -> Ints:
-    return predictor.lengths(prompts_of(rows)).buckets(predictor.config.neighbours)
-
-
 def _exact(
     predicted: PredictedDistributions, rows: Sequence[LabelledPrompt], neighbours: float
 ) -> float:
-    named = predicted.buckets(neighbours)
-    return (
-        float((named == buckets_in(predicted.edges, tokens_of(rows))).mean())
-        if rows
-        else float("nan")
+    if not rows:
+        return float("nan")
+    return float(
+        (predicted.buckets(neighbours) == buckets_in(predicted.edges, tokens_of(rows))).mean()
     )

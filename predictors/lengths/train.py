@@ -79,11 +79,10 @@ class TrainSettings:
         checked_edges(self.edges)
         if self.head not in HEADS:
             raise SloBenchError(f"head must be one of {', '.join(HEADS)} but is {self.head!r}")
-        for name, low in (("lora_r", 1), ("epochs", 1), ("batch", 1), ("patience", 1)):
+        least = {"lora_r": 1, "epochs": 1, "batch": 1, "patience": 1, "max_tokens": 16}
+        for name, low in least.items():
             if getattr(self, name) < low:
                 raise SloBenchError(f"{name} must be at least {low} but is {getattr(self, name)}")
-        if self.max_tokens < 16:
-            raise SloBenchError(f"max_tokens must be at least 16 but is {self.max_tokens}")
         if not 0 < self.learning_rate < 1:
             raise SloBenchError(
                 f"learning_rate must be between 0 and 1 but is {self.learning_rate:g}"
@@ -246,13 +245,8 @@ def _check_folder(out: Path, resume: bool) -> None:
 
 def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
     rest = 1 - settings.test_share - _VALIDATION - _CALIBRATION
-    shares = {
-        TRAIN: rest,
-        VALIDATION: _VALIDATION,
-        CALIBRATION: _CALIBRATION,
-        TEST: settings.test_share,
-    }
-    parts = split_by_prompt(rows, shares, settings.seed)
+    kept_back = {VALIDATION: _VALIDATION, CALIBRATION: _CALIBRATION, TEST: settings.test_share}
+    parts = split_by_prompt(rows, {TRAIN: rest, **kept_back}, settings.seed)
     prompts = len({row.prompt for row in parts[TRAIN]})
     if prompts < _FEWEST or not parts[VALIDATION] or not parts[CALIBRATION]:
         raise SloBenchError(
@@ -293,14 +287,13 @@ class _Training:
         self._bf16 = bf16_runs(device)
         self._network = LengthNetwork(loaded.model, shape)
         self._weights = self._network.trained()
-        rows = parts[TRAIN]
+        rows, held = parts[TRAIN], parts[VALIDATION]
         self.encoded = encode(loaded.tokenizer, shape, prompts_of(rows))
         self._nameless = self.encoded.nameless()
         by_text = np.argsort(self.encoded.place, kind="stable")
         ends = np.cumsum(np.bincount(self.encoded.place))
         self._rows_of = np.split(by_text, ends[:-1])
         self._tokens = tokens_tensor(rows)
-        held = parts[VALIDATION]
         self._held = encode(loaded.tokenizer, shape, prompts_of(held))
         self._held_tokens = tokens_tensor(held)
         self._per_epoch = -(-len(self._rows_of) // settings.batch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..specs import entries
+from ..specs import entries, gpus
 from .profile_format import Profile
 
 
@@ -56,31 +56,10 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     module = importlib.import_module(f".{name}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")
     profile = read(path, options)
-    return replace(profile, multiprocessors=MULTIPROCESSORS.get(profile.gpu, 0))
+    catalogued = gpus().get(profile.gpu)
+    return replace(profile, multiprocessors=catalogued.multiprocessors if catalogued else 0)
 
 
-# Streaming multiprocessors, from the makers' data sheets.
-MULTIPROCESSORS = {
-    "a100-40g": 108,
-    "a100-80g": 108,
-    "a100-80g-pcie": 108,
-    "a800-80g-pcie": 108,
-    "h100-80g": 132,
-    "h100-80g-pcie": 114,
-    "h200-141g": 132,
-    "b200": 148,
-    "v100-16g": 80,
-    "v100-32g": 80,
-    "t4": 40,
-    "rtx-3090": 82,
-    "rtx-4090": 128,
-    "rtx-pro-6000": 188,
-    "a10": 72,
-    "a40": 84,
-    "a6000": 84,
-    "l4": 58,
-    "l40s": 142,
-}
 # What stands around the name proper, in Hugging Face ids and in device names.
 _NOISE = re.compile(r"nvidia|geforce|meta(?=llama)|hf$|instruct|chat|base$|sxm\d?|hbm\d*e?|gpu")
 

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.metrics import per_second
-from .results import Metric, RunSample
+from ...harness.results.rate_windows import per_second
+from ...harness.results.request_figures import SHARES, RequestFigure, Statistic
+from .results import RunSample
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -74,7 +75,7 @@ def block_count(samples: Sequence[RunSample]) -> int:
     """Into how many blocks to cut runs of these (equally long) samples."""
     lengths = []
     for sample in samples:
-        ttft_s = sample.latency_s["ttft"]
+        ttft_s = sample.requests.records.ttft_s
         lengths.append(block_length(np.where(np.isnan(ttft_s), np.inf, ttft_s)))
     n = min(map(len, samples))
     return max(1, min(n, max(FEWEST_BLOCKS, n // max(lengths)), MOST_BLOCKS))
@@ -88,34 +89,15 @@ def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Float
     return counts.reshape(replicates, blocks).astype(np.float64)
 
 
-def estimates(sample: RunSample, metrics: Sequence[Metric]) -> Floats:
+def estimates(sample: RunSample, metrics: Sequence[RequestFigure]) -> Floats:
     """The figures of one run; NaN where there is nothing to take them of."""
-    figures = []
-    for metric in metrics:
-        if metric.column is None:
-            figures.append(_share_or_rate(sample, metric))
-            continue
-        values = sample.latency_s[metric.column]
-        present = values[~np.isnan(values)]
-        if not len(present):
-            figures.append(math.nan)
-        elif metric.quantile is None:
-            figures.append(float(present.mean()))
-        else:
-            figures.append(float(np.quantile(present, metric.quantile)))
+    figures = [metric.exact(sample.requests, slice(None), sample.window) for metric in metrics]
     return np.array(figures)
 
 
-def _share_or_rate(sample: RunSample, metric: Metric) -> float:
-    total = sample.tokens if metric.name == "output_tokens" else sample.met
-    if total is None or not len(total):
-        return math.nan
-    if metric.unit == "share":
-        return float(total.mean())
-    return per_second(float(total.sum()), sample.seconds(metric))
-
-
-def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floats) -> Floats:
+def replicate_figures(
+    sample: RunSample, metrics: Sequence[RequestFigure], counts: Floats
+) -> Floats:
     """The figures of resampled runs, (metrics, replicates); `counts` as `draw_counts` makes them.
 
     The window of a run stays as it is: rates vary by what is counted in it.
@@ -125,42 +107,41 @@ def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floa
     rows = np.repeat(np.arange(blocks), np.diff(edges))
     drawn = counts @ np.diff(edges).astype(np.float64)
     figures = np.full((len(metrics), counts.shape[0]), math.nan)
-    for column in dict.fromkeys(m.column for m in metrics):
-        places = [position for position, metric in enumerate(metrics) if metric.column == column]
-        if column is not None:
-            statistics = [metrics[position].quantile for position in places]
-            figures[places] = _latencies(sample.latency_s[column], rows, counts, statistics)
-            continue
+    for of_requests in dict.fromkeys(metric.of_requests for metric in metrics):
+        values = of_requests(sample.requests).astype(np.float64)
+        places = [k for k, metric in enumerate(metrics) if metric.of_requests == of_requests]
+        statistics = [metrics[position].statistic for position in places]
+        figures[places] = _resampled(values, rows, counts, statistics)
         for position in places:
-            total = sample.tokens if metrics[position].name == "output_tokens" else sample.met
-            if total is None:
-                continue
-            share = counts @ np.bincount(rows, total, blocks) / drawn
-            if metrics[position].unit == "per_s":
-                share *= per_second(len(sample), sample.seconds(metrics[position]))
-            figures[position] = share
+            if metrics[position].statistic in ("sum", "count"):
+                seconds = metrics[position].seconds(sample.window)
+                figures[position] /= drawn
+                figures[position] *= per_second(len(sample), seconds)
     return figures
 
 
-def _latencies(
-    values: Floats, rows: Ints, counts: Floats, statistics: Sequence[float | None]
+def _resampled(
+    values: Floats, rows: Ints, counts: Floats, statistics: Sequence[Statistic]
 ) -> Floats:
-    """Means (a statistic of None) and quantiles of the known values, (statistics, replicates)."""
+    """Statistics of the known values, (statistics, replicates)."""
     present = ~np.isnan(values)
     values, rows = values[present], rows[present]
     replicates, blocks = counts.shape
     figures = np.full((len(statistics), replicates), math.nan)
     if not len(values):
         return figures
-    weight = counts @ np.bincount(rows, minlength=blocks).astype(np.float64)
-    quantiles = [q for q in statistics if q is not None]
+    number = counts @ np.bincount(rows, minlength=blocks).astype(np.float64)
+    quantiles = [SHARES[name] for name in statistics if name in SHARES]
     drawn = iter(_quantiles(values, rows, counts, quantiles)) if quantiles else iter(())
     with np.errstate(invalid="ignore", divide="ignore"):
-        for position, quantile in enumerate(statistics):
-            if quantile is None:
-                figures[position] = counts @ np.bincount(rows, values, blocks) / weight
-            else:
+        for position, name in enumerate(statistics):
+            if name in SHARES:
                 figures[position] = next(drawn)
+            elif name == "count":
+                figures[position] = number
+            else:
+                total = counts @ np.bincount(rows, values, blocks)
+                figures[position] = total if name == "sum" else total / number
     return figures
 
 
@@ -245,7 +226,7 @@ class Differences:
 def resample(
     runs_a: Sequence[RunSample],
     runs_b: Sequence[RunSample],
-    metrics: Sequence[Metric],
+    metrics: Sequence[RequestFigure],
     *,
     paired: bool,
     rng: np.random.Generator,

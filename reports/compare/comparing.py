@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...harness.results.request_figures import RequestFigure
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
 from ..figures.figure import rate_text
@@ -28,15 +29,14 @@ from .conditions import SLO, changes_requests, check_allowed
 from .matching import Matched, MatchedRuns, match
 from .results import (
     COMPARED,
-    METRICS,
     Cell,
     Clock,
-    Metric,
     NotComparableError,
     RequestResults,
     Results,
     RunSample,
     common_clock,
+    metrics_named,
     run_results,
 )
 
@@ -45,7 +45,7 @@ Verdict = Literal["better", "worse", "none", "unknown"]
 
 CONFIDENCE = 0.95
 _ONE_SLO = "--slo holds both against the same"
-DEFAULT_METRICS = tuple(METRICS[name] for name in COMPARED)
+DEFAULT_METRICS = metrics_named(",".join(COMPARED))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Row:
 
     label: str
     rate_rps: float | None
-    metric: Metric
+    metric: RequestFigure
     a: float
     b: float
     difference: float
@@ -138,7 +138,7 @@ def compare(
     a: Results,
     b: Results,
     *,
-    metrics: Sequence[Metric] = DEFAULT_METRICS,
+    metrics: Sequence[RequestFigure] = DEFAULT_METRICS,
     systems: tuple[str, str] | None = None,
     rates: Iterable[float] | None = None,
     slo: Slo | None = None,
@@ -174,7 +174,7 @@ def compare(
     matched = match(a, b, systems=systems, rates=rates, allowed=allowed)
     clock = common_clock(a, b)
     refused = _refused(a, b, metrics, slo)
-    kept = [metric for metric in metrics if metric.name not in refused]
+    kept = [metric for metric in metrics if metric.short not in refused]
     if not kept:
         raise NotComparableError("; ".join(dict.fromkeys(refused.values())))
     rows: list[Row] = []
@@ -265,13 +265,15 @@ def _place(level: MatchedRuns | Row) -> str:
     return f" ({description})" if description else ""
 
 
-def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None) -> dict[str, str]:
+def _refused(
+    a: Results, b: Results, metrics: Sequence[RequestFigure], slo: Slo | None
+) -> dict[str, str]:
     refused = {}
     for metric in metrics:
         for results in (a, b):
             why = results.refusal(metric, slo)
             if why is not None:
-                refused[metric.name] = why
+                refused[metric.short] = why
                 break
     return refused
 
@@ -342,7 +344,7 @@ def _same_bounds(a: RequestResults, b: RequestResults) -> bool:
 
 def _rows(
     level: MatchedRuns,
-    metrics: Sequence[Metric],
+    metrics: Sequence[RequestFigure],
     drawn: Differences,
     confidence: float,
     *,
@@ -453,7 +455,7 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
     decided = [r.row.verdict == "worse" and r.row.stationary_a is not False for r in beyond]
     lost = [row for row in unknown if math.isfinite(row.a) and not math.isfinite(row.b)]
     if lost and not any(decided):
-        figures = ", ".join(f"{row.metric.name}{_place(row)}" for row in lost)
+        figures = ", ".join(f"{row.metric.short}{_place(row)}" for row in lost)
         raise NotComparableError(f"{comparison.name_b} has no value of {figures}")
     return Judgement(
         max_regression=max_regression,
@@ -464,7 +466,7 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
 
 def _regression(row: Row) -> Regression:
     """Size of the regression of B; negative if B is better."""
-    points = row.metric.unit == "share"
+    points = row.metric.form == "share"
     change, bounds = (row.difference, row.bounds) if points else (row.relative, row.relative_bounds)
     if math.isnan(change):  # the baseline is zero: any change is beyond measure
         worse = (row.difference < 0) == row.metric.higher_is_better and row.difference != 0

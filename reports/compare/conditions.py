@@ -34,7 +34,8 @@ Pair = tuple[str, str]  # of A and of B
 NONE = "none"
 RATES = "rates"
 SLO = ("slo", "slo_scale")
-_NO_SETTINGS = ("parameters", "variants", "tuning")  # tables by system or by name
+# Tables by system or by name.
+_NO_SETTINGS = ExperimentSchema.model_fields.keys() - declared(ExperimentSchema) - TABLES.keys()
 
 
 @dataclass(frozen=True)

@@ -102,24 +102,24 @@ def match(
     if alone := len(groups_a) + len(groups_b) - 2 * len(common):
         notes.append(f"{alone} levels have no counterpart on the other side and are left out.")
     unlike = {
-        RATES if name == "rate" else name: pair
-        for name, pair in differs.items()
-        if (RATES if name == "rate" else name) in condition_names()
+        name: pair
+        for column, pair in differs.items()
+        if (name := _setting(column)) in condition_names() and name not in allowed
     }
-    unlike = {name: pair for name, pair in unlike.items() if name not in allowed}
     lost = _grouped(b, [cell for cell in cells_b if cell.invalid_because], shared)
     missing = [cell for key in groups_a if key not in groups_b for cell in lost.get(key, ())]
     return Matched(
         levels=levels,
-        differs={
-            name: pair
-            for name, pair in differs.items()
-            if (RATES if name == "rate" else name) not in unlike
-        },
+        differs={c: pair for c, pair in differs.items() if _setting(c) not in unlike},
         unlike=unlike,
         obstacles=tuple(_obstacles(a, b, missing)),
         notes=tuple(notes),
     )
+
+
+def _setting(column: str) -> str:
+    """The setting whose values a column holds."""
+    return RATES if column == "rate" else column
 
 
 def _settings(

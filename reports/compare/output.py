@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...harness.results.request_figures import RequestFigure
 from ...workloads.parsing import finite
 from ..figures.drawing import page_data
-from ..figures.figure import ONLY, Axis, Figure, View, rate_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, form_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Judgement, Row, Verdict
-from .results import Metric
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
@@ -44,27 +44,25 @@ def headline(comparison: Comparison) -> str:
     )
 
 
-def value_text(metric: Metric, value: float) -> str:
+def value_text(metric: RequestFigure, value: float) -> str:
     """A metric's value as text, with its unit."""
     if not math.isfinite(value):
         return "–"
-    if metric.unit == "share":
+    if metric.form == "share":
         return f"{100 * value:.1f} %"
-    if metric.unit == "s":
-        return seconds_text(value) if value >= 0 else f"−{seconds_text(-value)}"
-    return rate_text(value) if value >= 0 else f"−{rate_text(-value)}"
+    return "−" * (value < 0) + form_text(metric.form, abs(value))
 
 
 def change_text(row: Row) -> str:
     """The change with its sign: points of a share, else percent of A's value."""
-    if row.metric.unit == "share":
+    if row.metric.form == "share":
         return _signed(100 * row.difference, " pts")
     return _signed(100 * row.relative, " %")
 
 
 def change_bounds_text(row: Row) -> str:
     """Its interval in the same unit."""
-    bounds = row.bounds if row.metric.unit == "share" else row.relative_bounds
+    bounds = row.bounds if row.metric.form == "share" else row.relative_bounds
     if not math.isfinite(bounds.low):
         return "–"
     return f"{_signed(100 * bounds.low)} … {_signed(100 * bounds.high)}"
@@ -104,7 +102,7 @@ def rows_table(comparison: Comparison, labels: Iterable[str], *, holm: bool) -> 
 
 def _cells(row: Row, holm: bool) -> list[str | Cell]:
     return [
-        row.metric.name,
+        row.metric.short,
         "–" if row.rate_rps is None else rate_text(row.rate_rps),
         value_text(row.metric, row.a),
         value_text(row.metric, row.b),
@@ -147,7 +145,7 @@ def differing_lines(comparison: Comparison) -> Iterable[str]:
 
 def note_lines(comparison: Comparison) -> Iterable[str]:
     """What rates divide by, refused figures, how it was done, and what the files say."""
-    if any(row.metric.unit == "per_s" for row in comparison.rows):
+    if any(row.metric.form == "per_s" for row in comparison.rows):
         yield f"{GOODPUT_DIVISOR}, output tokens by the makespan, which includes the drain."
     for name, why in comparison.refused.items():
         yield f"{name} is left out: {why}."
@@ -191,8 +189,8 @@ def row_json(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "label": row.label,
         "rate_rps": row.rate_rps,
-        "metric": row.metric.name,
-        "unit": row.metric.unit,
+        "metric": row.metric.short,
+        "unit": row.metric.form,
         "higher_is_better": row.metric.higher_is_better,
     }
     for name in ("a", "b", "difference", "relative", "p", "p_holm", "drifting_after_s"):
@@ -262,7 +260,7 @@ def _figures(row: Row) -> tuple[str, ...]:
     return (
         escaped(row.label),
         "–" if row.rate_rps is None else rate_text(row.rate_rps),
-        escaped(row.metric.name),
+        escaped(row.metric.short),
         value_text(row.metric, row.a),
         value_text(row.metric, row.b),
         change_text(row),
@@ -323,7 +321,7 @@ def figures(comparison: Comparison, names: Sequence[str]) -> list[Figure]:
     return [_figure(comparison, metric, names) for metric in metrics]
 
 
-def _figure(comparison: Comparison, metric: Metric, names: Sequence[str]) -> Figure:
+def _figure(comparison: Comparison, metric: RequestFigure, names: Sequence[str]) -> Figure:
     curves: list[View] = []
     for place, name in enumerate(names):
         rows = [
@@ -345,20 +343,20 @@ def _figure(comparison: Comparison, metric: Metric, names: Sequence[str]) -> Fig
                 }
             )
     better = "up is better" if metric.higher_is_better else "down is better"
-    unit = "in points" if metric.unit == "share" else "in percent"
+    unit = "in points" if metric.form == "share" else "in percent"
     line = {"axis": "y", "value": 0.0, "label": "no change"}
     return Figure(
-        id=f"change-{metric.name}",
+        id=f"change-{metric.short}",
         kind="lines",
-        title=f"Change of {metric.name}",
+        title=f"Change of {metric.short}",
         note=f"{better.capitalize()}. Hollow marks: not significant among all rows.",
         x=Axis("offered rate, req/s", "rate"),
-        y=Axis(f"change {unit}", "number" if metric.unit == "share" else "percent"),
+        y=Axis(f"change {unit}", "number" if metric.form == "share" else "percent"),
         views={ONLY: {"series": curves, "lines": [line]}},
     )
 
 
 def _change(row: Row) -> tuple[float, float, float]:
-    if row.metric.unit == "share":
+    if row.metric.form == "share":
         return 100 * row.difference, 100 * row.bounds.low, 100 * row.bounds.high
     return row.relative, row.relative_bounds.low, row.relative_bounds.high

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...harness.core.records.judging import judge_times
-from ...harness.core.records.request_records import time_per_output_token_s
+from ...harness.core.records.judging import judge_records
+from ...harness.core.records.request_records import Outcome, Records
 from ...harness.experiments.config.setting import listed
-from ...harness.results.metrics import RateWindow, counted_requests, rate_window
+from ...harness.results.metrics import objectives
+from ...harness.results.rate_windows import RateWindow, counted_requests, rate_window
 from ...harness.results.read_run import (
     FAULT_COLUMN,
     REASON_COLUMN,
@@ -26,6 +27,7 @@ from ...harness.results.read_run import (
     read_run,
     read_table,
 )
+from ...harness.results.request_figures import RequestFigure, Requests
 from ...harness.results.run_folder import INPUTS
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
@@ -47,90 +49,49 @@ class NotComparableError(SloBenchError):
     """Results between which no difference would mean anything."""
 
 
-Column = Literal["ttft", "tpot", "e2e"]
-Unit = Literal["share", "per_s", "s"]
-
-COLUMNS: tuple[Column, ...] = ("ttft", "tpot", "e2e")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One figure of a cell.
-
-    A latency is a `column` and a statistic: its mean where `quantile` is None. The others count
-    all requests that arrived.
-    """
-
-    name: str
-    unit: Unit
-    higher_is_better: bool
-    column: Column | None = None
-    quantile: float | None = None
-
-    @property
-    def needs_slo(self) -> bool:
-        """Whether requests must have been judged."""
-        return self.name in ("attainment", "goodput")
-
-
-def _all() -> Iterable[Metric]:
-    yield Metric("attainment", "share", True)
-    yield Metric("goodput", "per_s", True)
-    yield Metric("output_tokens", "per_s", True)
-    for column in COLUMNS:
-        yield Metric(f"{column}_mean", "s", False, column)
-        for percent in (50, 90, 99):
-            yield Metric(f"{column}_p{percent}", "s", False, column, percent / 100)
-
-
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _all()}
 COMPARED = ("attainment", "goodput", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 GATED = ("attainment", "goodput", "ttft_p99", "tpot_p99")
 """What is looked at where nothing is asked for."""
 
 _MOST_NAMED = 3  # cells of one reason; more are counted
-_ENDINGS = ("_rps", "_per_s", "_s")  # of the columns of cells.csv
 
 
-def metrics_named(text: str) -> tuple[Metric, ...]:
+def comparable() -> dict[str, RequestFigure]:
+    """By their short names, the figures of requests of which more or less is better."""
+    return {n: figure for n, figure in objectives().items() if isinstance(figure, RequestFigure)}
+
+
+def metrics_named(text: str) -> tuple[RequestFigure, ...]:
     """`attainment,ttft_p99`; the names of columns in cells.csv (`ttft_p99_s`) do as well.
 
     Raises:
         UnknownNameError: there is no such figure.
     """
+    by_name = comparable()
+    columns = {figure.name: figure for figure in by_name.values()}
     metrics = []
     for name in (piece.strip().lower() for piece in text.split(",")):
-        short = next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e)), name)
-        if short not in METRICS:
-            raise UnknownNameError("metric", name, METRICS)
-        metrics.append(METRICS[short])
+        figure = by_name.get(name) or columns.get(name)
+        if figure is None:
+            raise UnknownNameError("metric", name, by_name)
+        metrics.append(figure)
     return tuple(dict.fromkeys(metrics))
 
 
 @dataclass(frozen=True)
 class RunSample:
-    """The counted requests of one run, in order of arrival.
+    """The counted requests of one run, in order of arrival, and what its rates divide by."""
 
-    Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
-    None where no SLO is known.
-    """
-
-    latency_s: dict[Column, Floats]
-    tokens: Floats
-    met: Mask | None
+    requests: Requests
     window: RateWindow
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.requests.records)
 
     @property
     def finished(self) -> bool:
         """Whether a request finished."""
-        return not bool(np.isnan(self.latency_s["e2e"]).all())
-
-    def seconds(self, metric: Metric) -> float:
-        """What a rate divides by: goodput by the window of arrivals, tokens by the makespan."""
-        return self.window.goodput_s if metric.name == "goodput" else self.window.makespan_s
+        return not bool(np.isnan(self.requests.records.finish_s).all())
 
 
 @dataclass(frozen=True)
@@ -140,7 +101,8 @@ class RequestResults:
     `bounds_s` holds each request's SLO, None where the file has none. `sent_s` is None where only
     the scheduled arrival is known, which of a simulated client is the same. `duration_s` stands in
     for moments: where it is set, `arrival_s` is all zero and times are durations. `offered` is
-    false where no rate is offered, or none is known.
+    false where no rate is offered, or none is known. `further` are columns of `Records` that other
+    programs do not write.
     """
 
     arrival_s: Floats
@@ -155,6 +117,7 @@ class RequestResults:
     duration_s: float | None = None
     warmup_s: float = 0.0
     offered: bool = True
+    further: Mapping[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -174,26 +137,25 @@ class RequestResults:
         began_s = self.arrival_s
         if clock == "sent" and self.sent_s is not None:
             began_s = self.sent_s
-        latency_s: dict[Column, Floats] = {
-            "ttft": self.first_token_s - began_s,
-            "tpot": time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens),
-            "e2e": self.finish_s - began_s,
+        unknown = np.full(len(self), np.nan)
+        columns = {
+            **{column.name: unknown for column in fields(Records)},
+            "outcome": np.where(self.finished, Outcome.FINISHED, Outcome.UNFINISHED),
+            **self.further,
+            "arrival_s": began_s,
+            "first_token_s": self.first_token_s,
+            "finish_s": self.finish_s,
+            "output_tokens": np.nan_to_num(self.output_tokens),
         }
-        met = self._met(latency_s, slo)
-        return RunSample(
-            latency_s={name: values[counted] for name, values in latency_s.items()},
-            tokens=np.nan_to_num(self.output_tokens[counted]),
-            met=None if met is None else met[counted],
-            window=self._window(),
-        )
-
-    def _met(self, latency_s: Mapping[Column, Floats], slo: Slo | None) -> Mask | None:
-        bounds: Mapping[str, Floats | float] | None = self.bounds_s if slo is None else slo.bounds
-        if bounds is None:
-            return None
-        measured: dict[str, Floats] = {str(name): seconds for name, seconds in latency_s.items()}
-        measured["deadline"] = self.finish_s
-        return judge_times(self.finished, measured, bounds).met
+        records = Records(**{name: values[counted] for name, values in columns.items()})
+        bounds = self.bounds_s if slo is None else slo.bounds
+        judged = None
+        if bounds is not None:
+            bounds = {n: np.broadcast_to(b, len(self))[counted] for n, b in bounds.items()}
+            judged = judge_records(records, self.finished[counted], bounds)
+        untruncated = np.zeros(len(records), dtype=np.bool_)
+        requests = Requests(records, judged, self.prompt_tokens[counted], untruncated)
+        return RunSample(requests, self._window())
 
     def _window(self) -> RateWindow:
         if self.duration_s is not None:
@@ -239,9 +201,9 @@ class Results:
     simulated: bool = False
     unfinished: str = ""
 
-    def refusal(self, metric: Metric, slo: Slo | None) -> str | None:
+    def refusal(self, metric: RequestFigure, slo: Slo | None) -> str | None:
         """Why this figure cannot be had here, if it cannot."""
-        for family in (metric.name, metric.column or ""):
+        for family in (metric.short, metric.short.partition("_")[0]):
             if family in self.refused:
                 return f"{self.name}: {self.refused[family]}"
         if metric.needs_slo:
@@ -261,6 +223,7 @@ def common_clock(a: Results, b: Results) -> Clock:
     return "sent" if "sent" in (a.clock, b.clock) else "scheduled"
 
 
+_OUTCOMES = {outcome.name.lower(): float(outcome) for outcome in Outcome}
 _COLUMNS = (
     "arrival_s",
     "first_token_s",
@@ -393,7 +356,9 @@ def read_requests(
         SloBenchError: they are missing or cannot be read.
     """
     path = detail_file(folder / "requests", cell)
-    frame = read_table(path, _COLUMNS, ("sent_s",), words=("outcome",))
+    recorded = [column.name for column in fields(Records) if column.name not in _COLUMNS]
+    frame = read_table(path, _COLUMNS, ("sent_s", *recorded), words=("outcome",))
+    frame = frame.assign(outcome=frame["outcome"].astype(str).map(_OUTCOMES))
 
     def column(name: str) -> NDArray[np.float64]:
         return frame[name].to_numpy()
@@ -405,9 +370,10 @@ def read_requests(
         output_tokens=column("output_tokens"),
         prompt_tokens=column("prompt_tokens"),
         expected_output_tokens=column("expected_output_tokens"),
-        finished=(frame["outcome"] == "finished").to_numpy(dtype=np.bool_, na_value=False),
+        finished=column("outcome") == Outcome.FINISHED,
         bounds_s={short: column(name) for short, name in SLO_COLUMNS.items()},
         sent_s=column("sent_s") if "sent_s" in frame else None,
         warmup_s=warmup_s,
         offered=offered,
+        further={name: column(name) for name in ("outcome", *recorded) if name in frame},
     )

@@ -7,13 +7,23 @@ indices into the page's list of series, so that colours agree over all figures.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pandas as pd
 
+from ...harness.results.request_figures import Form
+
 Format = Literal["rate", "percent", "seconds", "duration", "number", "dollars"]
 """`seconds` is for latencies (ms, s), `duration` for how long something went on (s, min, h)."""
+
+AXES: Mapping[Form, Format] = {
+    "share": "percent",
+    "s": "seconds",
+    "per_s": "rate",
+    "number": "number",
+}
 
 View = dict[str, Any]
 
@@ -87,3 +97,10 @@ def seconds_text(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{rate_text(seconds * 1000)} ms"
     return f"{rate_text(seconds)} s"
+
+
+def form_text(form: Form, value: float) -> str:
+    """A number as text, with its unit where it is a share or a time."""
+    if form == "share":
+        return percent_text(value)
+    return seconds_text(value) if form == "s" else rate_text(value)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...tuner.capacity.search_options import SearchOutcome
-from ...tuner.search.settings import OBJECTIVES, TuningObjective
-from .figure import ONLY, Axis, Figure, Format, View
+from ...tuner.search.settings import TuningObjective, tuning_objectives
+from .figure import AXES, ONLY, Axis, Figure, View
 from .figures import bar_figure
 
 Plain = Mapping[str, Any]  # of tune.json
@@ -27,17 +27,11 @@ MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 def objectives_of(tuning: Plain) -> list[TuningObjective]:
     """Objectives of a tuning run, the first one first."""
-    return [OBJECTIVES[name] for name in tuning["objectives"]]
+    return [tuning_objectives()[name] for name in tuning["objectives"]]
 
 
 def _axis(objective: TuningObjective) -> Axis:
-    forms: dict[bool, Format] = {True: "rate", False: "seconds"}
-    form: Format = forms[objective.maximise]
-    if objective.name == "attainment":
-        form = "percent"
-    if objective.name == "cost":
-        form = "number"
-    return Axis(objective.label, form)
+    return Axis(objective.label, AXES[objective.form])
 
 
 def _points(
@@ -138,7 +132,7 @@ def importances(tuning: Plain, names: Sequence[str]) -> list[Figure]:
             x=Axis("importance", "percent"),
             views=views,
             picker="local",
-            options=[[name, OBJECTIVES[name].label] for name in views],
+            options=[[name, tuning_objectives()[name].label] for name in views],
         )
     ]
 

@@ -18,7 +18,6 @@ from ...harness.core.records.judging import judge, late
 from ...harness.core.records.request_records import Outcome, time_per_output_token_s
 from ...harness.engine.loop.traced_instance import Act
 from ...harness.experiments.explain.latency_breakdown import (
-    MEANING,
     LatencySpan,
     SpanKind,
     totals_s,
@@ -315,7 +314,7 @@ def _parts_table(e: Explanation) -> RichTable:
             part.value,
             seconds_text(seconds),
             f"{seconds / e.e2e_s if e.e2e_s else 0.0:.1%}",
-            Cell(MEANING[part], style="dim"),
+            Cell(part.meaning, style="dim"),
         )
         for part, seconds in e.parts_s.items()
     ]

@@ -20,8 +20,9 @@ from .document import page, write_page
 from .table import Cell, Table, one_group
 
 if TYPE_CHECKING:
-    from ...tuner.planning import DeploymentPlan, PriceList, SizedOffer, TargetLoad
     from ...tuner.planning.fleet import FleetPlan, PoolPlan
+    from ...tuner.planning.plan_search import DeploymentPlan, SizedOffer, TargetLoad
+    from ...tuner.planning.prices import PriceList
 
 
 def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:

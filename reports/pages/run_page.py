@@ -31,6 +31,7 @@ from ..figures.levels import (
     series_names,
 )
 from . import (
+    all_figures_page,
     allowed,
     bands_page,
     capacity_page,
@@ -116,6 +117,8 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         scatters=scatters,
         allowed=allowed.table_of(runs),
         level_table=summary_page.level_table(cells, rows, names, badge),
+        all_figures=all_figures_page.table(cells, rows, names, badge),
+        meanings=all_figures_page.meanings(rows),
         best=winners.table(cells, names, badge),
         bands=bands_page.table(cells, names, badge),
         recovered=recovered.table(cells, badge),

@@ -14,7 +14,7 @@ from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ...workloads.parsing import finite
 from ..figures.drawing import page_data
-from ..figures.figure import Axis, Figure, Format, View, percent_text, rate_text, seconds_text
+from ..figures.figure import AXES, Axis, Figure, View, form_text
 from ..figures.levels import GOODPUT_DIVISOR
 from .document import page, write_page
 from .table import Table
@@ -41,11 +41,7 @@ def metric_text(ranked: Ranked) -> str:
 
 def value_text(ranked: Ranked, value: float) -> str:
     """The metric's value as text, with its unit."""
-    if math.isnan(value):
-        return "–"
-    if ranked.metric == "attainment":
-        return percent_text(value)
-    return rate_text(value) if ranked.more_is_better else seconds_text(value)
+    return "–" if math.isnan(value) else form_text(ranked.form, value)
 
 
 def flip_text(sensitivity: Sensitivity, flip: Flip) -> str:
@@ -79,8 +75,9 @@ def _points(sensitivity: Sensitivity) -> Table:
 
 def _note(sensitivity: Sensitivity) -> str:
     seeds = len(next(iter(sensitivity.base.outcomes.values())))
+    of_seeds = "One seed" if seeds == 1 else f"Means of {seeds} seeds"
     return (
-        f"Means of {seeds} seeds, the same requests for all systems (simulated); one thing changed "
+        f"{of_seeds}, the same requests for all systems (simulated); one thing changed "
         "at a time." + (f" {GOODPUT_DIVISOR}." if sensitivity.ranked.metric == "goodput" else "")
     )
 
@@ -133,10 +130,6 @@ def _point_json(sensitivity: Sensitivity, point: Point) -> dict[str, Any]:
 
 def figure(sensitivity: Sensitivity) -> Figure:
     """The one figure: what is changed is picked, a line for each system, a band over its seeds."""
-    formats: dict[bool, Format] = {True: "rate", False: "seconds"}
-    form: Format = formats[sensitivity.ranked.more_is_better]
-    if sensitivity.ranked.metric == "attainment":
-        form = "percent"
     label = (
         "capacity, req/s" if sensitivity.ranked.metric == CAPACITY else sensitivity.ranked.metric
     )
@@ -146,7 +139,7 @@ def figure(sensitivity: Sensitivity) -> Figure:
         title="Sensitivity to errors of the simulation",
         note="Line: mean over seeds; band: lowest to highest seed. One thing is changed at a time.",
         x=Axis("changed to", "number"),
-        y=Axis(label, form),
+        y=Axis(label, AXES[sensitivity.ranked.form]),
         views={axis.name: _view(sensitivity, axis) for axis in sensitivity.axes},
         picker="local",
         options=[[axis.name, axis.label] for axis in sensitivity.axes],

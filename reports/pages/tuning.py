@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ...tuner.search.evaluate_configuration import DRIFTING
 from ...tuner.search.outcome import FILE, read_tuning
-from ...tuner.search.settings import OBJECTIVES, TuningObjective
+from ...tuner.search.settings import TuningObjective, tuning_objectives
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.drawing import page_data
-from ..figures.figure import percent_text, rate_text, seconds_text
+from ..figures.figure import form_text, percent_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
 from .document import PlotlyJs, page, write_page
@@ -82,11 +82,7 @@ def value_text(name: str, value: float | None) -> str:
     """An objective's value as text."""
     if value is None:
         return "–"
-    if name == "attainment":
-        return percent_text(value)
-    if name == "cost":
-        return f"{value:g}"
-    return rate_text(value) if OBJECTIVES[name].maximise else seconds_text(value)
+    return f"{value:g}" if name == "cost" else form_text(tuning_objectives()[name].form, value)
 
 
 def parameter_text(value: object) -> str:
@@ -138,7 +134,7 @@ def _importance_table(tuning: Plain) -> RichTable:
     rows = [
         [
             parameter,
-            *([OBJECTIVES[name].label] if len(tuning["objectives"]) > 1 else []),
+            *([tuning_objectives()[name].label] if len(tuning["objectives"]) > 1 else []),
             percent_text(share),
             f"{percent_text(low)} to {percent_text(high)}",
         ]
@@ -172,8 +168,9 @@ def _ablation_table(tuning: Plain) -> Table:
     note = ""
     if tuning["ablations"]:
         first = tuning["ablations"][0]
+        label = tuning_objectives()[first["objective"]].label
         note = (
-            f"Change of {OBJECTIVES[first['objective']].label} with the default in place of the "
+            f"Change of {label} with the default in place of the "
             f"winner's value, at {rate_text(first['rate_rps'])} req/s on the same requests. "
             "Parameters that do not matter have their default in the winner's file and commands, "
             "unless the winner needs them together."
@@ -200,7 +197,7 @@ def _confirmed_cells(tuning: Plain, row: Plain) -> list[str]:
     return [
         _where(row, tuning["backend"]),
         row["configuration"],
-        OBJECTIVES[name].label,
+        tuning_objectives()[name].label,
         value_text(name, row["value"]),
         *(("", "") if name == "cost" else (interval, verdict)),
     ]

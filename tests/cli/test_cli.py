@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -459,3 +460,22 @@ def test_profile_run_without_a_model_says_that_it_needs_one(slo_bench):
     code, _, err = slo_bench("profile", "run", "--out", "x.toml")
     assert code == 2
     assert "--model is missing: a folder with config.json" in err
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_error_inside_a_policy_file_names_its_line_and_exits_2(slo_bench, jobs):
+    policy = Path("broken.py").absolute()
+    policy.write_text(
+        "from dataclasses import dataclass\n"
+        "from slo_bench.policy import Policy\n"
+        "@dataclass(frozen=True)\n"
+        "class Broken(Policy):\n"
+        "    def queue_key(self, r, view):\n"
+        "        return (1 / 0,)\n"
+    )
+    words = ["--system", policy, "--rates", "2,3", "--requests", "9", "--seeds", "1"]
+    code, _, errors = slo_bench("run", *words, "--jobs", jobs, "--out", "out")
+    assert code == 2
+    expected = f"{policy}, line 6, in queue_key: ZeroDivisionError: division by zero"
+    assert " ".join(errors.split()).endswith(f"error: {expected}")
+    assert "Traceback" not in errors

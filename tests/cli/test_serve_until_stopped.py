@@ -30,8 +30,16 @@ class Fake:
         raise ServerError(f"{self.url} ended")
 
 
-def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
-    """Why it ended, and what was said before."""
+@pytest.fixture
+def lines(monkeypatch) -> list[str]:
+    """What is said."""
+    said_lines: list[str] = []
+    monkeypatch.setattr(serve_until_stopped, "say", said_lines.append)
+    return said_lines
+
+
+def ends(monkeypatch, *groups: list[Fake]) -> str:
+    """Why it ended."""
 
     def sleep(seconds: float) -> None:
         for group in groups:
@@ -39,20 +47,19 @@ def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
                 server.looks -= 1
 
     monkeypatch.setattr(serve_until_stopped.time, "sleep", sleep)
-    lines: list[str] = []
     with pytest.raises(ServerError) as ended:
-        serve_until_stopped.wait_while_served(groups, lines.append)
-    return str(ended.value), lines
+        serve_until_stopped.wait_while_served(groups)
+    return str(ended.value)
 
 
-def test_service_ends_when_its_last_server_ends(monkeypatch):
-    why, lines = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
+def test_service_ends_when_its_last_server_ends(monkeypatch, lines):
+    why = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
     assert why == "b ended"
     assert [line.split()[2] for line in lines] == ["a", "c"]
 
 
-def test_service_ends_when_all_servers_of_one_kind_have_ended(monkeypatch):
-    why, lines = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
+def test_service_ends_when_all_servers_of_one_kind_have_ended(monkeypatch, lines):
+    why = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
     assert why == "prefill ended"
     assert lines == []
 
@@ -72,18 +79,16 @@ class Wanted:
 @pytest.mark.parametrize(("inside", "patched"), [(True, False), (False, True)])
 def test_length_predictor_without_a_patched_server_is_refused(inside, patched):
     with pytest.raises(SloBenchError, match="vllm has vllm as it is"):
-        serve_until_stopped.check_hears(Wanted("vllm", patched), inside=inside, say=pytest.fail)
+        serve_until_stopped.check_hears(Wanted("vllm", patched), inside=inside)
 
 
-def test_policy_that_ignores_predicted_lengths_gives_a_warning():
-    lines: list[str] = []
-    serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=lines.append)
+def test_policy_that_ignores_predicted_lengths_gives_a_warning(lines):
+    serve_until_stopped.check_hears(Wanted("slo-odbs-continuous", patched=True), inside=True)
+    assert lines == []
+    serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True)
     assert lines == [
         "edf does not use predicted lengths: each prediction takes time and changes nothing"
     ]
-    serve_until_stopped.check_hears(
-        Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail
-    )
 
 
 def test_serve_parameter_may_be_prefixed_with_its_system():

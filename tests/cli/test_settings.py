@@ -3,23 +3,32 @@
 import ast
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import textwrap
 import tomllib
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+import typer
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import slo_bench.cli.commands
 from slo_bench import Experiment
 from slo_bench.cli.main import app
-from slo_bench.cli.options.from_schema import Offer
+from slo_bench.cli.options.from_schema import Offer, with_options
+from slo_bench.cli.options.parameters import flag, option, option_group
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
-from slo_bench.harness.experiments.config.setting import declared
-from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, WorkloadSpec
+from slo_bench.harness.experiments.config.setting import SERVES_MORE, Axis, declared, setting
+from slo_bench.harness.experiments.execution.cell_specs import (
+    PlacementSpec,
+    WorkloadSpec,
+    defaults_of,
+)
 
 COMMANDS = Path(slo_bench.cli.commands.__file__).parent
 
@@ -148,13 +157,62 @@ def test_offer_of_an_unknown_setting_is_an_assertion_error():
             Offer(**words).parameters()
 
 
-def test_specs_of_cells_have_the_defaults_of_the_schema():
-    settings = declared(ExperimentSchema)
-    for spec in (PlacementSpec("m", "g", 1), WorkloadSpec("w")):
-        for name, value in vars(spec).items():
-            if name not in ("model", "gpu", "tp", "workload"):
-                default = settings[name].default
-                assert value == (default[0] if isinstance(default, tuple) else default), name
+@option_group
+class Stated:
+    stage: str = option("S", "Stage.", "--stage", "-s", default="first")
+    quiet: bool = flag("Print nothing.", "--quiet")
+
+
+def test_option_group_has_the_defaults_of_its_options_and_becomes_options_of_a_command():
+    assert Stated(quiet=True) == Stated("first", True)
+    received = []
+
+    @with_options
+    def command(*, stage_options: Stated, count: int = option("N", "Count.", default=1)):
+        received.append((stage_options, count))
+
+    app = typer.Typer()
+    app.command()(command)
+    for words in ([], ["-s", "last", "--quiet", "--count", "2"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert received == [(Stated(), 1), (Stated("last", True), 2)]
+
+
+def test_specs_of_cells_have_the_settings_and_defaults_of_the_schema():
+    spec = PlacementSpec("m", "g", 1)
+    assert (spec.model, spec.gpu, spec.tp, spec.memory_share) == ("m", "g", 1, 0.9)
+    assert {"num_gpu_blocks", "device_map", "kv_disk_gib"} <= vars(spec).keys()
+    assert not {"instances", "router", "gpus"} & vars(spec).keys()
+    assert WorkloadSpec("w").arrivals == "poisson"
+    with pytest.raises(TypeError, match="no settings of a placement"):
+        PlacementSpec("m", "g", 1, arrivals="poisson")
+    with pytest.raises(FrozenInstanceError):
+        spec.tp = 2
+    assert spec.replaced(tp=2) != spec == spec.replaced(tp=1)
+    assert len({spec, spec.replaced(tp=1), WorkloadSpec("w")}) == 2
+
+
+def test_a_setting_added_to_the_schema_is_a_field_of_the_spec_and_of_its_cells(monkeypatch):
+    class More(ExperimentSchema):
+        nvme_gib: Axis[float] = setting(SERVES_MORE, "KV on a local disk.", (3.0,), unit="GiB")
+
+    monkeypatch.setattr("slo_bench.harness.experiments.config.schema.ExperimentSchema", More)
+    assert PlacementSpec("m", "g", 1).nvme_gib == 3.0
+    assert PlacementSpec.of(defaults_of("placement") | {"nvme_gib": 5.0}).nvme_gib == 5.0
+
+
+def test_a_process_that_gets_a_spec_loads_no_schema():
+    """A worker starts without pydantic; the placement that it is sent is whole."""
+    sent = pickle.dumps(PlacementSpec("llama-3.1-8b", "a100-80g", 2, block_size=32))
+    code = (
+        "import pickle, sys\n"
+        f"spec = pickle.loads({sent!r})\n"
+        "from slo_bench.harness.experiments.execution.cell_specs import placed\n"
+        "assert placed(spec.replaced(tp=4)).placement.tp == 4\n"
+        "print(spec.tp, spec.block_size, 'pydantic' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["2", "32", "False"]
 
 
 def test_set_option_takes_a_setting_a_table_or_a_parameter(slo_bench):

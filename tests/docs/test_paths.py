@@ -1,4 +1,6 @@
-"""Paths of this repository that pages, the justfile, pyproject.toml and CI name exist."""
+"""Paths of this repository that pages, the justfile, pyproject.toml and CI name exist, and every
+page of docs/ is linked.
+"""
 
 import re
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 FOLDERS = ("cli", "docs", "examples", "harness", "predictors", "reports", "scripts", "tests")
 FOLDERS += ("tuner", "workloads", ".ci", ".github")
 PATH = re.compile(rf"(?<![\w./@<-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*[\w/*]")
@@ -15,7 +18,7 @@ FILES = [
     ROOT / ".pre-commit-config.yaml",
     *sorted((ROOT / ".ci").iterdir()),
     *sorted((ROOT / ".github").rglob("*.*ml")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 ]
 
 
@@ -35,3 +38,22 @@ def test_missing_paths_are_found_and_placeholders_are_not():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_named_paths_exist(file):
     assert missing_paths(file.read_text(encoding="utf-8"), file.parent) == []
+
+
+def linked_pages(page):
+    """The pages that a page links by a relative address."""
+    links = re.findall(r"\]\(([\w./-]+\.md)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+    return {(page.parent / link).resolve() for link in links}
+
+
+def folder_indexes(pages):
+    """Those of some pages that are the index of a folder: `papers.md`, `decisions/index.md`."""
+    return {page for page in pages if page.name == "index.md" or page.with_suffix("").is_dir()}
+
+
+def test_every_page_is_linked_from_the_index_or_an_index_that_it_links():
+    index = DOCS / "index.md"
+    linked = linked_pages(index)
+    linked = linked.union(*map(linked_pages, folder_indexes(linked)))
+    pages = {page for page in DOCS.rglob("*.md") if page != index}
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - linked) == []

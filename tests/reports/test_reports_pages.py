@@ -130,7 +130,7 @@ def test_page_figures_have_data_and_say_simulated(whole_page):
     assert {"attainment", "goodput", "causes", "efficiency", "cost", "classes"} <= set(framed)
     assert data["origin"] == "simulated"
     badges = len(re.findall(r'<span class="badge">simulated</span>', text))
-    assert badges == len(framed) + 2  # and both tables
+    assert badges == len(framed) + 3  # and all tables
     assert "<strong>Simulated.</strong>" in text
 
 

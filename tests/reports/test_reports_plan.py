@@ -9,7 +9,7 @@ import pytest
 
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.reports.pages.plan_page import plan_rows, undominated, write_plan
-from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
+from slo_bench.tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
 
 
 def row(usd, ttft_s, spare, joules=None):

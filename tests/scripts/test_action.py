@@ -32,6 +32,7 @@ def runs(tmp_path_factory):
     Experiment(**LOAD).run(folder / "base", jobs=1)
     Experiment(**LOAD, host_s=(0.004,)).run(folder / "slow", jobs=1)
     Experiment(**{**LOAD, "workload": ("azure-conv",)}).run(folder / "other", jobs=1)
+    Experiment(**LOAD, failures="0@5s..6s").run(folder / "failing", jobs=1)
     return folder
 
 
@@ -102,6 +103,15 @@ def test_action_reports_runs_that_are_not_comparable(action, runs):
     assert done.returncode == 2
     assert "verdict=not comparable" in outputs["output"]
     assert "Not comparable" in outputs["body"]
+
+
+@pytest.mark.slow
+def test_action_judges_runs_whose_difference_is_allowed(action, runs):
+    settings = {"baseline": runs / "base", "candidate": runs / "failing", "comment": "false"}
+    done, _ = action(**settings)
+    assert done.returncode == 2
+    done, _ = action(**settings, allow_different="failures,warmup_share")
+    assert done.returncode in (0, 1)
 
 
 @pytest.mark.slow

@@ -167,3 +167,12 @@ def test_output_block_shows_the_output_of_its_command(tables, tmp_path):
     page = tables.written(f"{head}\n<!-- end -->", tmp_path)
     assert "    slo-bench --version\n\n```text\nslo-bench 0." in page
     assert tables.written(page, tmp_path) == page
+
+
+def test_output_block_with_lines_shows_the_first_ones(tables, tmp_path):
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "environment.json").write_text('{"command": ["x"], "commit": "0a7969c"}')
+    (tmp_path / "three" / "output.txt").write_text("first\nsecond\nthird\n")
+    head = '<!-- output: name = "three", command = ["x"], lines = 2 -->'
+    page = tables.written(f"{head}\n<!-- end -->", tmp_path)
+    assert "```text\nfirst\nsecond\n```" in page

@@ -8,8 +8,7 @@ import pytest
 from slo_bench.harness.engine.cluster.cluster_arrivals import Arrivals
 from slo_bench.harness.load_generator.send_job import Share, rows_elsewhere
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.readers.agents import read_tasks, task_format
-from slo_bench.workloads.readers.formats import read
+from slo_bench.workloads.readers.formats import detect_format, read
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload, take
 from slo_bench.workloads.writer import write_csv
@@ -156,8 +155,8 @@ def test_weka_trace_is_read(tmp_path, indent, absolute):
             inner["t"] += row["t"]
     path = tmp_path / "task.json"
     path.write_text("\n".join([json.dumps(task, indent=indent)] * 2))
-    assert task_format(path) == "weka"
-    trace = read_tasks(path)
+    assert detect_format(path) == "weka"
+    trace = read(path)
     assert (len(trace.tasks), trace.block_size) == (2, 64)
     steps = trace.tasks[0]
     assert [(s.prompt_tokens, s.waits_for, s.delay_s, s.kind) for s in steps] == [
@@ -207,8 +206,8 @@ def test_opentelemetry_spans_of_agents_are_read(tmp_path):
     ]
     path = tmp_path / "spans.jsonl"
     path.write_text("\n".join(json.dumps(otlp([entry])) for entry in spans))
-    assert task_format(path) == "otel"
-    (steps,) = read_tasks(path).tasks
+    assert detect_format(path) == "otel"
+    (steps,) = read(path).tasks
     rows = [(s.prompt_tokens, s.waits_for, round(s.delay_s, 6), s.kind) for s in steps]
     assert rows == [
         (100, (), 0.0, 0),

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from slo_bench.cli.main import app
+from slo_bench.cli.options.names import names
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
-from slo_bench.workloads.readers.formats import read
+from slo_bench.workloads.readers.formats import FORMATS, Format, detect_format, read
 from slo_bench.workloads.source import load_source
 
 SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -69,8 +72,9 @@ def stored(tmp_path, text, name="trace.csv", packed=False):
 def test_trace_formats_are_recognised_and_begin_at_zero(
     tmp_path, text, format_name, arrival_s, prompt, output, packed
 ):
-    trace = read(stored(tmp_path, text, packed=packed))
-    assert trace.format == format_name
+    path = stored(tmp_path, text, packed=packed)
+    assert detect_format(path) == format_name
+    trace = read(path)
     assert trace.has_arrivals
     np.testing.assert_allclose(trace.workload.arrival_s, arrival_s, atol=1e-9)
     assert trace.workload.prompt_tokens.tolist() == prompt
@@ -156,8 +160,9 @@ def test_sharegpt_takes_the_first_exchange(tmp_path):
             "conversations": [{"from": "user", "value": "q"}, {"from": "gpt", "value": "a"}],
         },
     ]
-    trace = read(stored(tmp_path, json.dumps(data), "s.json"))
-    assert trace.format == "sharegpt"
+    path = stored(tmp_path, json.dumps(data), "s.json")
+    assert detect_format(path) == "sharegpt"
+    trace = read(path)
     assert trace.workload.prompt_tokens.tolist() == [3, 7]
     assert trace.workload.output_tokens.tolist() == [2, 70]
     assert trace.workload.texts == ["x" * 9, "q"]
@@ -167,16 +172,18 @@ def test_sharegpt_takes_the_first_exchange(tmp_path):
 
 def test_alpaca_joins_instruction_and_input(tmp_path):
     data = [{"instruction": "a" * 6, "input": "b" * 5, "output": "c" * 4}]
-    trace = read(stored(tmp_path, json.dumps(data, indent=1), "a.json"))
-    assert trace.format == "alpaca"
+    path = stored(tmp_path, json.dumps(data, indent=1), "a.json")
+    assert detect_format(path) == "sharegpt"  # an array; the reader tells them apart
+    trace = read(path)
     assert trace.workload.prompt_tokens.tolist() == [3]
     assert trace.workload.texts == ["aaaaaa\nbbbbb"]
 
 
 def test_custom_prompts_have_vllms_default_output_length(tmp_path):
     text = '{"prompt": "12345678", "output_tokens": 9}\n\n{"prompt": "1"}\n'
-    trace = read(stored(tmp_path, text, "d.jsonl"))
-    assert trace.format == "custom"
+    path = stored(tmp_path, text, "d.jsonl")
+    assert detect_format(path) == "custom"
+    trace = read(path)
     assert trace.workload.prompt_tokens.tolist() == [2, 1]
     assert trace.workload.output_tokens.tolist() == [9, 256]
     assert any("256" in note for note in trace.notes)
@@ -184,8 +191,9 @@ def test_custom_prompts_have_vllms_default_output_length(tmp_path):
 
 def test_longbench_task_has_its_output_limit(tmp_path):
     text = '{"context": "cccc", "input": "qqq", "answers": ["aaaaa", "b"], "length": 2}\n'
-    trace = read(stored(tmp_path, text, "qasper.jsonl"))
-    assert trace.format == "longbench"
+    path = stored(tmp_path, text, "qasper.jsonl")
+    assert detect_format(path) == "longbench"
+    trace = read(path)
     assert not trace.has_arrivals
     assert trace.workload.prompt_tokens.tolist() == [2]
     assert trace.workload.output_tokens.tolist() == [2]
@@ -315,8 +323,8 @@ def test_vllm_request_log_is_read(tmp_path):
         ("12-31 23:59:58", [*system, 7, 8], [1]),
         ("01-01 00:00:01", [*system[:32], *range(50, 66)], 12),  # the next year
     )
+    assert detect_format(path) == "vllm-log"
     trace = read(path)
-    assert trace.format == "vllm-log"
     work = trace.workload
     assert work.arrival_s.tolist() == [0.0, 0.5, 3.0]
     assert work.prompt_tokens.tolist() == [40, 42, 48]
@@ -333,3 +341,41 @@ def test_vllm_request_log_without_prompts_is_refused(tmp_path):
     path.write_text(AT.format("INFO", "12-31 23:59:58") + "Received request a: params: x.\n")
     with pytest.raises(FileFormatError, match=r"no request .*--log-level DEBUG"):
         read(path)
+
+
+def test_a_format_added_in_one_place_is_recognised_listed_and_refused_by_name(
+    tmp_path, monkeypatch
+):
+    """One `Format`: recognition, `list formats`, the completion and the error follow from it."""
+
+    def read_pairs(path):
+        lengths = [row.split(";") for row in path.read_text().splitlines()[1:]]
+        text = "".join(f"{prompt},{output}\n" for prompt, output in lengths)
+        return FORMATS["csv"].read(stored(tmp_path, f"prompt_tokens,output_tokens\n{text}", "p"))
+
+    pairs = Format("pairs", read_pairs, "lengths with a semicolon", "columns", ("in;out",))
+    monkeypatch.setitem(FORMATS, "pairs", pairs)
+    path = stored(tmp_path, "in;out\n5;6\n7;8\n")
+    assert detect_format(path) == "pairs"
+    drawn = load_source(path).make(rate_rps=1, requests=2)
+    assert sorted(drawn.prompt_tokens.tolist()) == [5, 7]
+    listed = json.loads(CliRunner().invoke(app, ["list", "formats", "pairs", "--json"]).output)
+    assert listed == [
+        {"name": "pairs", "description": "lengths with a semicolon", "recognised_by": "in;out"}
+    ]
+    assert names("formats")[-1] == "pairs"
+    with pytest.raises(UnknownNameError, match="did you mean pairs"):
+        read(path, "pair")
+
+
+def test_the_page_of_file_formats_names_what_each_format_is_recognised_by():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "file-formats.md").read_text(encoding="utf-8")
+    table = page.split("## Input files")[1].split("\n\n")[1]
+    words = {
+        word
+        for form in FORMATS.values()
+        if form.part in ("document", "keys", "columns")
+        for word in form.header
+    }
+    assert {word for word in words if word not in table} == {"context", "answers"}  # LongBench

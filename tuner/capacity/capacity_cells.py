@@ -6,14 +6,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...harness.core.records.judging import judge
-from ...harness.experiments.backends.measuring import CellMeasurement, Deployment
+from ...harness.experiments.backends.measuring import CellMeasurement, Deployment, measured_row
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 _HERE_S = 2.0  # of simulation in this process, before others are started
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
-T = TypeVar("T")
-
-
-class CellServer(Protocol):
-    """Serves the workload of a cell: the simulator or a real server."""
-
-    def measure(
-        self, spec: CellSpec, workload: Workload, progress: Ended | None
-    ) -> CellMeasurement:
-        """Serve the workload and return the records of its requests."""
-        ...
-
-    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """Write the cell's details and return its row of `cells.csv`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -94,11 +79,12 @@ class RealServer:
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
-        from ...harness.experiments.backends.measuring import measured_row
-
         return measured_row(
             self.deployment, spec, workload, measured, self.folder, records=self.records
         )
+
+
+CellServer = Simulator | RealServer
 
 
 def cell_of(search: str, rate_rps: float, seed: int) -> str:
@@ -166,6 +152,9 @@ class CellRunner:
             warmup_s=self.template.warmup_s,
             whole=whole,
         )
+        control: tuple[float, ...] = ()
+        if isinstance(self.server, Simulator):
+            control = control_of(spec, workload, records, warmup_s=self.template.warmup_s)
         return LevelSample(
             **vars(batches),
             rate_rps=rate_rps,
@@ -173,16 +162,9 @@ class CellRunner:
             requests=len(records.arrival_s),
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
-            control=self._control(spec, workload, measured),
+            control=control,
             **_refused(measured.columns),
         )
-
-    def _control(
-        self, spec: CellSpec, workload: Workload, measured: CellMeasurement
-    ) -> tuple[float, ...]:
-        if not isinstance(self.server, Simulator):
-            return ()
-        return control_of(spec, workload, measured.result.records, warmup_s=self.template.warmup_s)
 
 
 def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
@@ -204,82 +186,59 @@ def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:
     The duration of a suite's runs is left out, with the warm-up that goes with it: a search does
     not count the start of a run.
     """
-    if not any(experiment.duration_s):
-        return {"requests": (None,)}
-    return {
-        "requests": (None,),
-        "duration_s": (None,),
-        "warmup_s": (0.0,),
-        "warmup_share": (0.0,),
-    }
+    settings: dict[str, tuple[Any, ...]] = {"requests": (None,)}
+    if any(experiment.duration_s):
+        settings |= {"duration_s": (None,), "warmup_s": (0.0,), "warmup_share": (0.0,)}
+    return settings
 
 
-@dataclass(frozen=True)
-class SpeculativeRuns(Generic[T]):
-    """Runs (rate in req/s, seed, requests) that are started before their results are needed.
-
-    Results that are never needed are dropped.
-    """
-
-    begin: Callable[[float, int, int], Future[T]]
-    _begun: dict[tuple[float, int, int], Future[T]] = field(default_factory=dict)
-
-    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
-        """Start these runs unless they are started."""
-        for seed in seeds:
-            run = (rate_rps, seed, requests)
-            if run not in self._begun:
-                self._begun[run] = self.begin(*run)
-
-    def result(self, rate_rps: float, seed: int, requests: int) -> T:
-        """Wait for the result of a run; start it if it is not started."""
-        run = (rate_rps, seed, requests)
-        return (self._begun.pop(run, None) or self.begin(*run)).result()
-
-
+@dataclass
 class PoolRunner:
     """A `LevelRunner` like `CellRunner`, whose levels the processes of a pool simulate.
 
     `folder`: where cells' details are written; None keeps none. `here`: a runner in this process,
-    which makes the first runs, for two seconds: a short search starts no other process.
+    which makes the first runs, for two seconds: a short search starts no other process. Levels that
+    were expected and are never needed are dropped.
     """
 
-    def __init__(
-        self,
-        template: CellSpec,
-        stem: str,
-        pool: WorkerPool,
-        folder: Path | None,
-        records: str,
-        keep: Callable[[str, Row], None],
-        here: CellRunner | None = None,
-    ) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._here = here
+    template: CellSpec
+    stem: str
+    pool: WorkerPool
+    folder: Path | None
+    records: str
+    keep: Callable[[str, Row], None]
+    here: CellRunner | None = None
+    _begun: dict[tuple[float, int, int], Future[Level]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._left_here_s = _HERE_S
-        run_args = (asdict(template), stem, None if folder is None else records)
-        self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
-            lambda *run: pool.begin(simulated_level, *run_args, *run)
-        )
 
     def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
         """Start these runs in the pool."""
-        if self._here is None:
-            self._levels.expect(rate_rps, seeds, requests)
+        for seed in seeds if self.here is None else ():
+            run = (rate_rps, seed, requests)
+            if run not in self._begun:
+                self._begun[run] = self._begin(*run)
+
+    def _begin(self, rate_rps: float, seed: int, requests: int) -> Future[Level]:
+        records = None if self.folder is None else self.records
+        settings = (self.template.plain(), self.stem, records)
+        return self.pool.begin(simulated_level, *settings, rate_rps, seed, requests)
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """Wait for the level, and begin it if it was not expected."""
-        if self._here is not None:
-            sample = self._here.run(rate_rps, seed, requests)
+        if self.here is not None:
+            sample = self.here.run(rate_rps, seed, requests)
             self._left_here_s -= sample.wall_s
             if self._left_here_s <= 0:
-                self._here = None
+                self.here = None
             return sample
-        sample, cell, row, files = self._levels.result(rate_rps, seed, requests)
-        if self._folder is not None:
-            unpack(files, self._folder)
-        self._keep(cell, row)
+        run = (rate_rps, seed, requests)
+        begun = self._begun.pop(run, None) or self._begin(*run)
+        sample, cell, row, files = begun.result()
+        if self.folder is not None:
+            unpack(files, self.folder)
+        self.keep(cell, row)
         return sample
 
 

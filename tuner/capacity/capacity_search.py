@@ -98,24 +98,21 @@ def find_capacity(
     """
     if not (start_rps > 0 and math.isfinite(start_rps)):
         raise SloBenchError(f"start_rps must be positive but is {start_rps}")
-    search = _Search(runner, options or SearchOptions(), watch, foresee)
-    return search.search(start_rps, neighbours)
+    search = _Search(runner, options or SearchOptions(), watch, foresee, start_rps)
+    return search.search(neighbours)
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        runner: LevelRunner,
-        options: SearchOptions,
-        watch: Callable[[SearchProgress], None] | None,
-        foresee: Foresee | None,
-    ) -> None:
-        self._runner = runner
-        self._options = options
-        self._watch = watch
-        self._foresee = foresee
+    _runner: LevelRunner
+    _options: SearchOptions
+    _watch: Callable[[SearchProgress], None] | None
+    _foresee: Foresee | None
+    _start_rps: float
+
+    def __post_init__(self) -> None:
+        options = self._options
         self._known: dict[float, CapacityLevel] = {}
-        self._start_rps = 1.0
         self._step = 2.0
         self._spent = 0
         self._wall_s = 0.0
@@ -129,9 +126,9 @@ class _Search:
         self._late_rps: float | None = None  # the lowest rate at which the client is always late
         self._crossings: dict[float, Crossing | None] = dict.fromkeys(options.targets)
 
-    def search(self, start_rps: float, neighbours: Sequence[float]) -> CapacitySearch:
+    def search(self, neighbours: Sequence[float]) -> CapacitySearch:
         try:
-            self._begin(start_rps, neighbours)
+            self._begin(neighbours)
             stopped = self._refine()
         except _BudgetSpentError as spent:
             self._budget_spent = spent.budget
@@ -341,22 +338,21 @@ class _Search:
             sample = self._run(rate_rps, requests)
             if sample.valid:
                 break
-        while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
+        while (level := self._known[rate_rps]).counted and any(
+            level.passes(target) is None for target in self._options.targets
+        ):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
             if settled <= requests and 2 * requests > self._bracketing_limit(rate_rps):
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)
             sample = self._run(rate_rps, requests)
 
-    def _undecided(self, level: CapacityLevel) -> bool:
-        return any(level.passes(target) is None for target in self._options.targets)
-
     # The two stages.
 
-    def _begin(self, start_rps: float, neighbours: Sequence[float]) -> None:
-        self._start_rps = start_rps
-        self._step = 1.2 if neighbours else 2.0
-        for rate in dict.fromkeys(neighbours or (start_rps,)):
+    def _begin(self, neighbours: Sequence[float]) -> None:
+        if neighbours:
+            self._step = 1.2
+        for rate in dict.fromkeys(neighbours or (self._start_rps,)):
             self._try(min(max(rate, self._options.low_rps), self._highest_rps))
         while self._widen():
             pass

@@ -23,18 +23,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...harness.core.records.request_records import Records
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.results.stationarity import batch_edges, design_effect, horizon_s
+from ...workloads.arrays import Floats, Mask
 from ...workloads.base import DrawnSource
 from ...workloads.slo import parse_slo
 from ...workloads.workload import Workload
 from .level_samples import LevelSample
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _TIMES = 32  # as many requests as the run's give the expectation
 _MOST_REQUESTS = 200_000  # unless the run itself has more

@@ -25,18 +25,14 @@ from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...harness.results.stationarity import MOST_GROWTH, grows, keeps_up
 from .control import control_sums, corrected, dispersion_within
 from .level_samples import LevelSample, wilson_interval
 
-Floats = NDArray[np.float64]
-
 CONFIDENCE = 0.95
-_QUANTILE = (
-    0.98  # a little wider than 0.975: a search stops where the interval happens to be narrow
-)
+# A little wider than 0.975: a search stops where the interval happens to be narrow.
+_QUANTILE = 0.98
 WIDE_LOGITS = 3.0  # the slope is looked for among levels so far from the target
 NEAR_LOGITS = 1.5  # and the crossing among these: odds to miss within a factor of 4.5
 _SLOPE_DOUBT = 0.3  # the near slope is within a factor of e^0.3 of the wide one, more or less
@@ -179,15 +175,15 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
     passing = [level.passes(target) for level in usable]
     if not any(passing) or all(passing):
         return None
-    wide = _Likelihood(_wide(usable, target), target).fit()
+    wide = _fitted(_wide(usable, target), target)
     near = _near(usable, target, wide)
     runs = [run for level in near if not level.growing for run in level.judged]
     within = dispersion_within(runs)
-    fit = _Likelihood(near, target, slope=wide.slope, doubt=within).fit()
+    fit = _fitted(near, target, wide.slope, within)
     dispersion = max(within, _scatter(runs, target, fit))
     freedom = max(_LEAST_FREEDOM, len(runs) - 2)
-    likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
-    estimate = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
+    cut = student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion
+    estimate = _fitted(near, target, wide.slope, dispersion, cut)
     return Crossing(
         target=target,
         rate_rps=math.exp(estimate.log_rate),
@@ -250,71 +246,58 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
     return [level for level in near if not (level.growing and failing)]
 
 
-class _Likelihood:
-    """The quasi-likelihood of capacities and slopes, given some levels.
+def _fitted(
+    levels: Sequence[CapacityLevel],
+    target: float,
+    prior_slope: float | None = None,
+    doubt: float = 1.0,
+    cut: float = 1.0,
+) -> _Fit:
+    """The capacity and slope of largest quasi-likelihood, and the interval of capacities in which
+    it is less by at most `cut`: on a grid, a coarse one and then around what that left.
 
     A level with a growing backlog has no attainment in the long run: it only says that the capacity
     is lower. Where such a level bounds it, the interval is wider at its low end by the growth that
-    `keeps_up` may miss. A `slope` estimated from a wider range is a prior, log-normal with
+    `keeps_up` may miss. A `prior_slope` estimated from a wider range is a prior, log-normal with
     `_SLOPE_DOUBT`, because the few runs near the crossing determine its position but hardly its
     slope. `doubt` is the dispersion by which the quasi-likelihood of the runs will be divided.
     """
-
-    def __init__(
-        self,
-        levels: Sequence[CapacityLevel],
-        target: float,
-        slope: float | None = None,
-        doubt: float = 1.0,
-    ) -> None:
-        self._log_rate = np.array([math.log(level.rate_rps) for level in levels])
-        weight = np.array([not level.growing for level in levels], dtype=float)
-        self._met = weight * [level.met for level in levels]
-        self._missed = weight * [level.counted for level in levels] - self._met
-        self._most = min(
-            (math.log(level.rate_rps) for level in levels if level.growing), default=math.inf
+    log_rate = np.array([math.log(level.rate_rps) for level in levels])
+    weight = np.array([not level.growing for level in levels], dtype=float)
+    met = weight * [level.met for level in levels]
+    missed = weight * [level.counted for level in levels] - met
+    bound = min((math.log(level.rate_rps) for level in levels if level.growing), default=math.inf)
+    unseen = 0.0 if math.isinf(bound) else 2 * max(level.most_growth for level in levels)
+    logit = math.log(target / (1 - target))
+    fit = _Fit(0.0, 1.0, 0.0, 0.0)
+    low, high = log_rate[0] - _MARGIN, min(log_rate[-1] + _MARGIN, bound)
+    gentle, steep = _WIDE_SLOPES if prior_slope is None else prior_slope * _NEAR_SLOPES
+    for _ in range(2):
+        grid = np.linspace(low, high, _POINTS)
+        slopes = np.geomspace(gentle, steep, _SLOPES)
+        z = logit - slopes[None, :, None] * (log_rate - grid[:, None, None])
+        missing = np.logaddexp(0, z)  # -log of the chance to miss
+        likelihood = (z - missing) @ met - missing @ missed
+        if prior_slope is not None:
+            away = np.log(slopes / prior_slope) / _SLOPE_DOUBT
+            likelihood += -doubt / 2 * away * away
+        profile = likelihood.max(axis=1)
+        best = int(profile.argmax())
+        inside = np.flatnonzero(profile >= profile[best] - cut)
+        step = grid[1] - grid[0]
+        # The middle of equally good ones: between rates where all pass and where none does.
+        equal = grid[profile >= profile[best] - 1e-6]
+        fit = _Fit(
+            log_rate=float(equal.mean()),
+            slope=float(slopes[likelihood[best].argmax()]),
+            low=float(grid[inside[0]] - step / 2) - unseen,
+            high=min(float(grid[inside[-1]] + step / 2), bound),
         )
-        self._most_growth = max(level.most_growth for level in levels)
-        self._logit = math.log(target / (1 - target))
-        self._slope = slope
-        self._doubt = doubt
-
-    def _prior(self, slopes: Floats) -> Floats:
-        if self._slope is None:
-            return np.zeros(len(slopes))
-        away = np.log(slopes / self._slope) / _SLOPE_DOUBT
-        return -self._doubt / 2 * away * away
-
-    def fit(self, cut: float = 1.0) -> _Fit:
-        """Best values and interval on a grid, a coarse one and then around what that left."""
-        fit = _Fit(0.0, 1.0, 0.0, 0.0)
-        low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
-        gentle, steep = _WIDE_SLOPES if self._slope is None else self._slope * _NEAR_SLOPES
-        unseen = 0.0 if math.isinf(self._most) else 2 * self._most_growth
-        for _ in range(2):
-            grid = np.linspace(low, high, _POINTS)
-            slopes = np.geomspace(gentle, steep, _SLOPES)
-            away = self._log_rate - grid[:, None, None]
-            z = self._logit - slopes[None, :, None] * away
-            missing = np.logaddexp(0, z)  # -log of the chance to miss
-            likelihood = (z - missing) @ self._met - missing @ self._missed + self._prior(slopes)
-            profile = likelihood.max(axis=1)
-            best = int(profile.argmax())
-            inside = np.flatnonzero(profile >= profile[best] - cut)
-            step = grid[1] - grid[0]
-            # The middle of equally good ones: between rates where all pass and where none does.
-            equal = grid[profile >= profile[best] - 1e-6]
-            fit = _Fit(
-                log_rate=float(equal.mean()),
-                slope=float(slopes[likelihood[best].argmax()]),
-                low=float(grid[inside[0]] - step / 2) - unseen,
-                high=min(float(grid[inside[-1]] + step / 2), self._most),
-            )
-            low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, self._most)
-            likely = np.flatnonzero(likelihood.max(axis=0) >= profile[best] - cut)
-            gentle = slopes[max(0, likely[0] - 1)]
-            steep = slopes[min(len(slopes) - 1, likely[-1] + 1)]
-        return fit
+        low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, bound)
+        likely = np.flatnonzero(likelihood.max(axis=0) >= profile[best] - cut)
+        gentle = slopes[max(0, likely[0] - 1)]
+        steep = slopes[min(len(slopes) - 1, likely[-1] + 1)]
+    return fit
 
 
 def _scatter(runs: Sequence[LevelSample], target: float, fit: _Fit) -> float:

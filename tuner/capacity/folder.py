@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...harness.experiments.backends.measuring import Backend
+from ...harness.experiments.backends.measuring import Backend, grouped_by_start
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.experiment_plan import ExperimentPlan, plan
 from ...harness.experiments.execution.offered_load import estimated_capacity_rps
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment, environment, new_folder
-from ...harness.results.run_folder import CAPACITY_FILE, RunFolder, Value, open_run_folder
+from ...harness.experiments.experiment import (
+    Experiment,
+    backend_of,
+    environment,
+    new_folder,
+    salted,
+)
+from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.request import SLO_COLUMNS
@@ -135,7 +141,9 @@ def search_capacity(
         if resume:
             memory.recall(options)
         try:
-            backend = None if experiment.backend == SIMULATED else _backend(planned, held, senders)
+            backend = None
+            if experiment.backend != SIMULATED:
+                backend = backend_of(salted(planned.resolved, held.environment), senders)
             before = [] if options.warm_start is None else _neighbours_in(options.warm_start)
             searches = _Searches(
                 experiment, planned, memory.options, memory, before, progress, backend
@@ -227,21 +235,19 @@ class _Searches:
 
     def here(self, ended: Callable[[int, float], None] | None) -> None:
         """One after another, on as few starts of a server as there are configurations."""
+        backend, cells = self.backend, self.planned.cells
+        folder, records = self.memory.held.path, self.planned.resolved.records
         earlier: list[CellSpec] = []
-        for group in self._groups():
-            with _server(self.backend, self.planned, group[0], self.memory.held.path) as server:
+        for group in [cells] if backend is None else grouped_by_start(backend, cells):
+            with contextlib.ExitStack() as stack:
+                server: CellServer = Simulator(folder, records)
+                if backend is not None:
+                    deployment = stack.enter_context(backend.started(group[0], folder))
+                    server = RealServer(deployment, folder, records)
                 for spec in group:
                     runner = CellRunner(spec, _stem(spec), server, self.memory.keep_row, ended)
                     self._search(spec, runner, self._model(spec, earlier), None)
                     earlier.append(spec)
-
-    def _groups(self) -> list[list[CellSpec]]:
-        """Configurations that share one start of a real server."""
-        if self.backend is None:
-            return [list(self.planned.cells)]
-        from ...harness.experiments.backends.measuring import grouped_by_start
-
-        return grouped_by_start(self.backend, self.planned.cells)
 
     def alone(self, pool: WorkerPool, ended: Callable[[int, float], None] | None) -> None:
         """The only configuration: first in this process, then by the pool."""
@@ -306,11 +312,9 @@ class _Searches:
 
         columns = _identity(spec.columns)
         earlier_rows = [*self.before, *(() if model is None else self.records[model.cell].rows())]
-        near = (
-            ()
-            if self.experiment.rates
-            else _neighbours(columns, earlier_rows, self.options.targets)
-        )
+        near: tuple[float, ...] = ()
+        if not self.experiment.rates:
+            near = _neighbours(columns, earlier_rows, self.options.targets)
         near = self.memory.neighbours.setdefault(name, near)
         known_runs = self.memory.remembering(name, runner, begin)
         search = search_cell(
@@ -388,24 +392,6 @@ def search_cell(
         requests=min(rows, most_rows or rows),
         watch=watch,
     )
-
-
-def _backend(planned: ExperimentPlan, held: RunFolder, senders: Senders | None) -> Backend:
-    from ...harness.experiments.experiment import backend_of, salted
-
-    return backend_of(salted(planned.resolved, held.environment), senders)
-
-
-@contextlib.contextmanager
-def _server(
-    backend: Backend | None, planned: ExperimentPlan, spec: CellSpec, folder: Path
-) -> Iterator[CellServer]:
-    records = planned.resolved.records
-    if backend is None:
-        yield Simulator(folder, records)
-        return
-    with backend.started(spec, folder) as deployment:
-        yield RealServer(deployment, folder, records)
 
 
 def _stem(spec: CellSpec) -> str:

@@ -12,21 +12,8 @@ from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.results.stationarity import MOST_GROWTH
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from .capacity_options import (
-    REAL_BUDGET_HORIZONS,
-    REAL_BUDGET_S,
-    REAL_HORIZONS,
-    REAL_MOST_S,
-    REAL_REQUESTS,
-    REAL_TARGETS,
-    REAL_TOLERANCE,
-    SEEDS,
-    SIMULATED_BUDGET,
-    SIMULATED_BUDGET_HORIZONS,
-    SIMULATED_HORIZONS,
-    SIMULATED_REQUESTS,
-    CapacityOptions,
-)
+from . import capacity_options as usual
+from .capacity_options import CapacityOptions
 from .curve import CapacityLevel
 
 _GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
@@ -53,7 +40,7 @@ class Budget:
             return replace(self, requests=max(self.requests, enough))
         if self.time_s is None:
             return self
-        longer_s = min(self.horizons * horizon_s, REAL_MOST_S)
+        longer_s = min(self.horizons * horizon_s, usual.REAL_MOST_S)
         return replace(self, time_s=max(self.time_s, longer_s))
 
 
@@ -77,31 +64,31 @@ class SearchOptions:
     shares_of: Budget | None = None
     low_rps: float = 0.0
     high_rps: float = math.inf
-    most_horizons: float = SIMULATED_HORIZONS
+    most_horizons: float = usual.SIMULATED_HORIZONS
 
     @classmethod
     def of(cls, experiment: ExperimentSchema, options: CapacityOptions) -> Self:
         """Those of an experiment's searches, with what is not asked filled in."""
         simulated = experiment.backend == SIMULATED
-        budget = Budget(None, REAL_BUDGET_S, REAL_BUDGET_HORIZONS)
+        budget = Budget(None, usual.REAL_BUDGET_S, usual.REAL_BUDGET_HORIZONS)
         if simulated:
-            budget = Budget(SIMULATED_BUDGET, horizons=SIMULATED_BUDGET_HORIZONS)
+            budget = Budget(usual.SIMULATED_BUDGET, horizons=usual.SIMULATED_BUDGET_HORIZONS)
         if options.has_budget:
             budget = Budget(options.max_requests, options.max_time_s)
-        least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
+        least = usual.SIMULATED_REQUESTS if simulated else usual.REAL_REQUESTS
         targets, tolerance = options.targets, options.tolerance
         if not simulated:
             set_fields = options.model_fields_set
-            targets = targets if "targets" in set_fields else REAL_TARGETS
-            tolerance = tolerance if "tolerance" in set_fields else REAL_TOLERANCE
+            targets = targets if "targets" in set_fields else usual.REAL_TARGETS
+            tolerance = tolerance if "tolerance" in set_fields else usual.REAL_TOLERANCE
         return cls(
             targets=targets,
             tolerance=tolerance,
             requests=experiment.requests[0] or least,
-            seeds=experiment.seeds or SEEDS,
+            seeds=experiment.seeds or usual.SEEDS,
             first_seed=experiment.seed,
             budget=budget,
-            most_horizons=SIMULATED_HORIZONS if simulated else REAL_HORIZONS,
+            most_horizons=usual.SIMULATED_HORIZONS if simulated else usual.REAL_HORIZONS,
         )
 
     @property

@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...harness.servers.server_kinds import server_kinds
 from ...predictors.device_map import DeviceMap
+from ...predictors.families import FAMILIES
 from ...predictors.placement import PipelineStage, even_layers
 from ...predictors.specs import ModelSpec
 from ...workloads.errors import SloBenchError
 from .problem import LayerRange, Map
 from .topology import Topology
-
-
-@dataclass(frozen=True)
-class _Names:
-    """Modules of a family, in the order of the pass."""
-
-    before: tuple[str, ...]
-    layers: str
-    after: tuple[str, ...]
-    head: str
-
-
-_LLAMA = _Names(
-    ("model.embed_tokens", "model.rotary_emb"), "model.layers.{}", ("model.norm",), "lm_head"
-)
-# Module names of the implementations in transformers, and of ChatGLM's and Qwen's own code.
-_FAMILIES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "glm", "glm4"), _LLAMA),
-    "opt": _Names(
-        ("model.decoder.embed_tokens", "model.decoder.embed_positions"),
-        "model.decoder.layers.{}",
-        ("model.decoder.final_layer_norm",),
-        "lm_head",
-    ),
-    "chatglm": _Names(
-        ("transformer.word_embeddings",),
-        "transformer.layers.{}",
-        ("transformer.final_layernorm",),
-        "lm_head",
-    ),
-    "chatglm2": _Names(
-        ("transformer.embedding", "transformer.rotary_pos_emb"),
-        "transformer.encoder.layers.{}",
-        ("transformer.encoder.final_layernorm",),
-        "transformer.output_layer",
-    ),
-    "qwen": _Names(
-        ("transformer.wte", "transformer.drop", "transformer.rotary_emb"),
-        "transformer.h.{}",
-        ("transformer.ln_f",),
-        "lm_head",
-    ),
-}
 
 
 def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
@@ -63,18 +20,15 @@ def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
     Devices are counted as in the topology, which is as CUDA counts them. A head that shares its
     weights with the embeddings stays with them.
     """
-    names = _FAMILIES.get(model.family)
-    if names is None:
+    modules = FAMILIES[model.family].modules
+    if modules is None or not modules.head:
         raise SloBenchError(f"no module names for model family {model.family}")
-    first, last = placed[0].device, placed[-1].device
-    device_of = dict.fromkeys(names.before, first)
-    number = 0
-    for held in placed:
-        for _ in range(held.layers):
-            device_of[names.layers.format(number)] = held.device
-            number += 1
-    device_of |= dict.fromkeys(names.after, last)
-    device_of[names.head] = first if model.tied_embeddings else last
+    first, last, root = placed[0].device, placed[-1].device, modules.roots[0]
+    device_of = {f"{root}{name}": first for name in (modules.tokens, *modules.positions)}
+    devices = (held.device for held in placed for _ in range(held.layers))
+    device_of |= {f"{root}{modules.layers}.{n}": device for n, device in enumerate(devices)}
+    device_of[f"{root}{modules.norm}"] = last
+    device_of[modules.head] = first if model.tied_embeddings else last
     return device_of
 
 

@@ -54,44 +54,6 @@ class Verdict:
     requests: int  # of all runs
 
 
-def verdict(
-    runner: LevelRunner, rate_rps: float, target: float, first_seed: int, length: RunLength
-) -> Verdict:
-    """Run a rate on seeds from `first_seed` on, at most six times, until the verdict is certain.
-
-    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
-
-    The rate is carried if the interval lies above `target` and settled runs show that the system
-    keeps up. It is not if the interval lies below, the backlog grows, attainment drifts during a
-    run, or requests starve. What is still undecided after the last run is not carried.
-    """
-    requests = length.requests
-    samples: list[LevelSample] = []
-    while True:
-        sample = runner.run(rate_rps, first_seed + len(samples), requests)
-        lasting_s = length.horizons * max(sample.horizon_s, sample.stay_s)
-        needed = requests_in(lasting_s, rate_rps, sample.horizon_s)
-        if not samples and sample.attainment >= target and requests < needed:
-            requests = needed
-            continue
-        samples.append(sample)
-        level = CapacityLevel(rate_rps, tuple(samples))
-        low, high = level.attainment_interval
-        unsteady = level.growing or any(drifts(sample) or starves(sample) for sample in samples)
-        carries = low >= target and level.sustained and len(samples) >= length.runs
-        if unsteady or high < target or carries or len(samples) == _MOST_RUNS:
-            return Verdict(
-                carries and not unsteady,
-                level.attainment,
-                low,
-                high,
-                len(samples),
-                level.requests,
-            )
-        if not level.sustained:
-            requests = min(2 * requests, _LONGEST * max(length.requests, needed))
-
-
 Say = Callable[[str], None]
 RunnerOf = Callable[[CellSpec], LevelRunner]
 
@@ -119,9 +81,35 @@ class DeploymentLevel:
 
 
 def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
-    """Run a level until its verdict is certain."""
-    runner = runner_of(level.spec)
-    return verdict(runner, level.rate_rps, level.target, level.first_seed, level.length)
+    """Run a level on seeds from its first one on, at most six times, until the verdict is certain.
+
+    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
+
+    The rate is carried if the interval lies above the target and settled runs show that the system
+    keeps up. It is not if the interval lies below, the backlog grows, attainment drifts during a
+    run, or requests starve. What is still undecided after the last run is not carried.
+    """
+    runner, length = runner_of(level.spec), level.length
+    rate_rps, target = level.rate_rps, level.target
+    requests = length.requests
+    samples: list[LevelSample] = []
+    while True:
+        sample = runner.run(rate_rps, level.first_seed + len(samples), requests)
+        lasting_s = length.horizons * max(sample.horizon_s, sample.stay_s)
+        needed = requests_in(lasting_s, rate_rps, sample.horizon_s)
+        if not samples and sample.attainment >= target and requests < needed:
+            requests = needed
+            continue
+        samples.append(sample)
+        runs = CapacityLevel(rate_rps, tuple(samples))
+        low, high = runs.attainment_interval
+        unsteady = runs.growing or any(drifts(sample) or starves(sample) for sample in samples)
+        carries = low >= target and runs.sustained and len(samples) >= length.runs
+        if unsteady or high < target or carries or len(samples) == _MOST_RUNS:
+            carries = carries and not unsteady
+            return Verdict(carries, runs.attainment, low, high, len(samples), runs.requests)
+        if not runs.sustained:
+            requests = min(2 * requests, _LONGEST * max(length.requests, needed))
 
 
 @dataclass

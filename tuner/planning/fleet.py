@@ -19,7 +19,7 @@ rate. An hour is long against any SLO, so each hour is a steady state of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,6 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...workloads.errors import FileFormatError, SloBenchError
-from .deployment_levels import Say
 from .plan_search import PlanOptions, PlanSearch, SizedOffer, TargetLoad
 from .prices import PriceList
 
@@ -162,11 +161,15 @@ def plan_fleet(fleet: Fleet, load: TargetLoad, options: PlanOptions | None = Non
     for pool in fleet.pools:
         pool_load = replace(load, rate_rps=max(pool.rates_rps))
         kept = None if how.folder is None else how.folder / pool.name
+
+        def say(line: str, name: str = pool.name) -> None:
+            how.say(f"{name}: {line}")
+
         pool_options = replace(
             how,
             folder=kept,
             resume=how.resume and kept is not None and kept.exists(),
-            say=_named(pool.name, how.say),
+            say=say,
         )
         search = PlanSearch(pool.experiment, pool_load, pool_options)
         try:
@@ -182,10 +185,6 @@ def plan_fleet(fleet: Fleet, load: TargetLoad, options: PlanOptions | None = Non
         refuted += pool_plans.refuted
         plans.append(min(days, key=lambda day: day.usd_per_day(how.prices, autoscaled=True) or 0.0))
     return FleetPlan(tuple(plans), how.prices, how.kinds, tuple(refuted))
-
-
-def _named(pool: str, say: Say) -> Callable[[str], None]:
-    return lambda line: say(f"{pool}: {line}")
 
 
 def totals(plans: Sequence[PoolPlan], prices: PriceList, autoscaled: bool) -> float | None:

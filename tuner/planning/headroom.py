@@ -17,7 +17,7 @@ import numpy as np
 
 from ...harness.core.policy import Policy, overrides
 from ...harness.core.records.request_records import Outcome
-from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec, placed
+from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -251,7 +251,7 @@ def _attainment(spec: CellSpec, rate_rps: float, factor: float) -> float:
     if least > len(workload):
         spec = dataclasses.replace(spec, requests=least)
         workload = workload_of(spec)
-    step_time = ScaledStepTime(placed(spec.placement).step_time.model, factor)
+    step_time = ScaledStepTime(spec.deployment.step_time.model, factor)
     result = simulated(spec, workload, predicted_output_tokens(spec, workload), step_time=step_time)
     return float(simulated_figures(spec, workload, result)["attainment"] or 0.0)
 

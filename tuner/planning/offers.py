@@ -166,7 +166,8 @@ def offers(
         SloBenchError: a name is unknown, or the model fits on none of the GPUs.
     """
     prices = prices or default_prices()
-    usd = {name: prices.price(name) for name in map(_full_name, kinds or prices.usd_per_gpu_hour)}
+    names = [gpu(name).name for name in kinds or prices.usd_per_gpu_hour]
+    usd = {name: prices.price(name) for name in names}
     chosen = {name: price for name, price in usd.items() if price is not None}
     for name in usd.keys() - chosen.keys() if kinds else ():
         raise SloBenchError(f"{name} has no price ({prices.basis}); give one: --price {name}=USD")
@@ -194,10 +195,6 @@ def offers(
     fitting.sort(key=lambda offer: (offer.least_instances * offer.usd_per_hour, offer.name))
     having = {offer.system for offer in fitting}
     return fitting, {name: error for name, error in refused.items() if name not in having}
-
-
-def _full_name(name: str) -> str:
-    return gpu(name).name
 
 
 def choices(experiment: ExperimentSchema) -> dict[str, tuple[Value, ...]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import share_that_keeps
-from ...harness.experiments.execution.cell_specs import CellSpec, placed, source
+from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -383,19 +383,17 @@ class PlanSearch:
         rate_rps, pool = self.load.whole_rps, self.options.pool
         target, seed = self.load.target, self.experiment.seed
         arguments = [
-            (sized.spec(self.experiment, rate_rps), rate_rps, target, seed) for sized in self._found
+            (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
+            for sized in self._found
         ]
-        begun = [] if pool is None else [pool.begin(spare_capacity, *call) for call in arguments]
+        begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
         plans = []
         for place, sized in enumerate(self._found):
             self.options.say(f"capacity of {sized.instances} × {sized.offer.name}")
             if begun:
-                capacity, fitted, figures = begun[place].result()
+                plans.append(begun[place].result())
             else:
-                capacity, fitted, figures = spare_capacity(
-                    *arguments[place], self.options.runner_of
-                )
-            plans.append(replace(sized, capacity=capacity, fitted=fitted, figures=figures))
+                plans.append(with_capacity(*arguments[place], self.options.runner_of))
         return tuple(plans)
 
 
@@ -410,15 +408,16 @@ def _likely(offer: Offer, least: int) -> int:
     return max(least, round(offer.least_instances / _LIKELY_SHARE))
 
 
-def spare_capacity(
+def with_capacity(
+    sized: SizedOffer,
     spec: CellSpec,
     rate_rps: float,
     target: float,
     first_seed: int,
     runner_of: RunnerOf = simulated_runner,
-) -> tuple[Capacity, bool, PlanFigures | None]:
-    """Capacity of a deployment, whether its step times are fitted, and figures at its rate; these
-    are simulated ones, and None with another runner.
+) -> SizedOffer:
+    """The offer with its capacity, whether its step times are fitted, and figures at its rate;
+    these are simulated ones, and None with another runner.
     """
     options = SearchOptions(
         targets=(target,),
@@ -432,8 +431,9 @@ def spare_capacity(
         options=options,
         neighbours=(rate_rps, rate_rps * 1.2),
     ).capacities
-    fitted = placed(spec.placement).step_time.fitted
-    return capacity, fitted, _figures(spec, target) if runner_of is simulated_runner else None
+    fitted = spec.deployment.step_time.fitted
+    figures = _figures(spec, target) if runner_of is simulated_runner else None
+    return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
 def _figures(spec: CellSpec, target: float) -> PlanFigures:
@@ -442,17 +442,13 @@ def _figures(spec: CellSpec, target: float) -> PlanFigures:
     workload = workload_of(spec)
     result = simulated(spec, workload, predicted_output_tokens(spec, workload))
     row: Row = dict(simulated_figures(spec, workload, result))
-    return PlanFigures(
-        ttft_p99_s=_known(row["ttft_p99_s"]),
-        tpot_p99_s=_known(row["tpot_p99_s"]),
-        gpu_power_mean_w=_known(row["gpu_power_mean_w"]),
-        joules_per_output_token=_known(row["joules_per_output_token"]),
-        keeps=share_that_keeps(spec, workload, result, row, target),
-    )
-
-
-def _known(value: object) -> float | None:
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
+    figures = {
+        column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
+        for column in columns
+    }
+    keeps = share_that_keeps(spec, workload, result, row, target)
+    return PlanFigures(**figures, keeps=keeps)
 
 
 def _capacity(sized: SizedOffer) -> float:

@@ -31,7 +31,7 @@ from ...workloads.parsing import finite
 from ..capacity.curve import student_t
 from .evaluate_configuration import ConfigurationEvaluator, RaceResult, drifting_after_s
 from .runs import Runs, Servers
-from .settings import CAPACITY, COST, OBJECTIVES, Aim, TuningObjective
+from .settings import CAPACITY, COST, Aim, TuningObjective, tuning_objectives
 from .space import Configuration
 from .study_results import TrialRow
 
@@ -136,32 +136,25 @@ def _confirmed(
     evaluation: ConfigurationEvaluator, workload: str, name: str, configuration: Configuration
 ) -> list[Confirmed]:
     """One row for each objective of a configuration."""
-    aim = evaluation.aim
     backend = evaluation.experiment.backend
+    intervals: dict[str, Interval] = {}
+    requests, problem, after_s = 0, None, None
     try:
         runs = evaluation.runs_of(configuration)
-        figures, after_s = _figures(evaluation, runs)
+        intervals, after_s = _figures(evaluation, runs)
+        requests = runs.requests
     except (NotDoneError, FileFormatError):  # a damaged file is not the configuration's fault
         raise
     except SloBenchError as error:
         evaluation.servers.stop()
         problem = str(error)
-        return [
-            Confirmed(backend, workload, name, o.name, None, None, None, 0, problem=problem)
-            for o in aim.objectives
-        ]
-    return [
-        Confirmed(
-            backend,
-            workload,
-            name,
-            o.name,
-            *figures[o.name],
-            runs.requests,
-            drifting_after_s=after_s if o.column is not None else None,
-        )
-        for o in aim.objectives
-    ]
+    rows = []
+    for objective in evaluation.aim.objectives:
+        interval = intervals.get(objective.name, (None, None, None))
+        row = Confirmed(backend, workload, name, objective.name, *interval, requests)
+        drift_s = None if objective.column is None else after_s
+        rows.append(dataclasses.replace(row, problem=problem, drifting_after_s=drift_s))
+    return rows
 
 
 Interval = tuple[float | None, float | None, float | None]
@@ -178,12 +171,9 @@ def _figures(
     if aim.searches_capacity:
         search = evaluation.capacity(runs, None)
         assert not isinstance(search, RaceResult)
-        searched = search.capacities[0]
-        intervals[CAPACITY] = (
-            searched.capacity_rps,
-            searched.low_rps,
-            finite(searched.high_rps),
-        )
+        capacity = search.capacities[0]
+        high_rps = finite(capacity.high_rps)
+        intervals[CAPACITY] = capacity.capacity_rps, capacity.low_rps, high_rps
     if aim.measures_level:
         assert aim.rate_rps is not None
         first = options.first_seed
@@ -274,7 +264,8 @@ def ablated(
         for name, value in row.configuration.items()
         if name in space.defaults and value != space.defaults[name]
     ]
-    objective = next((o for o in aim.objectives if o.column is not None), OBJECTIVES["attainment"])
+    attainment = tuning_objectives()["attainment"]
+    objective = next((o for o in aim.objectives if o.column is not None), attainment)
     rate_rps = aim.rate_rps
     if aim.searches_capacity and row.values is not None:
         rate_rps = row.values[aim.names.index(CAPACITY)]

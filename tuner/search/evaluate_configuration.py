@@ -21,7 +21,7 @@ import numpy as np
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.experiment import Experiment, backend_of
 from ...harness.results.stationarity import backlog_growth, grows, stationary
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -216,8 +216,6 @@ class ConfigurationEvaluator:
             applied = self.space.applied(self.experiment, configuration)
             spec = cell_of(applied, key_of(configuration))
             if not self.simulated:
-                from ...harness.experiments.experiment import backend_of
-
                 backend_of(applied).check(spec)
         except SloBenchError as error:
             raise InfeasibleError(str(error)) from error
@@ -329,8 +327,7 @@ class ConfigurationEvaluator:
         """The figures at the rate, means over the seeds; True if they were not all run."""
         assert self.aim.rate_rps is not None
         options = self.options
-        kept: list[Mapping[str, float]] = []
-        runs_kept: list[Run] = []
+        kept: list[Run] = []
         stopped = False
         for place in range(options.seeds + _MORE_TRIES):
             if len(kept) == options.seeds:
@@ -338,8 +335,7 @@ class ConfigurationEvaluator:
             run = runs.level(self.aim.rate_rps, options.first_seed + place, options.requests)
             if not run.sample.valid:
                 continue  # the client may have been late by accident
-            kept.append(run.figures)
-            runs_kept.append(run)
+            kept.append(run)
             only = self.aim.single
             if only is not None and only.column is not None and len(kept) < options.seeds:
                 mean = _mean(kept, only.column)
@@ -352,7 +348,7 @@ class ConfigurationEvaluator:
             )
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         figures = {name: _mean(kept, column) for name, column in columns.items()}
-        after_s = drifting_after_s(runs_kept)
+        after_s = drifting_after_s(kept)
         if after_s is not None:
             figures[DRIFTING] = after_s
         return {**figures, "attainment": _mean(kept, "attainment")}, stopped
@@ -401,8 +397,8 @@ class _OvertakenError(Exception):
         self.raced = raced
 
 
-def _mean(kept: Sequence[Mapping[str, float]], column: str) -> float:
-    values = [figures[column] for figures in kept if column in figures]
+def _mean(kept: Sequence[Run], column: str) -> float:
+    values = [run.figures[column] for run in kept if column in run.figures]
     return sum(values) / len(values) if len(values) == len(kept) else math.nan
 
 

@@ -106,7 +106,10 @@ def concluded(
                 row, rows = ablated(tuned, best, folder / "ablation")
                 ablations += rows
             name = "winner.toml" if len(study.best) == 1 else f"winner-{place + 1}.toml"
-            winners.append(_written(experiment, study.space, row, folder / name))
+            applied = study.space.applied(experiment, row.configuration)
+            write_whole(folder / name, [applied.to_toml().encode()])
+            commands = launch_commands(applied, study.space, folder / name)
+            winners.append(Winner(row, folder / name, commands))
         confirmed: list[Confirmed] = []
         evaluators = [tuned] if settings.confirm else []
         if settings.confirm_backend is not None:
@@ -134,15 +137,7 @@ def on_backend(experiment: Experiment, backend: str) -> Experiment:
     return Experiment(**{**experiment.model_dump(exclude_unset=True), "backend": backend})
 
 
-def _written(experiment: Experiment, space: Space, row: TrialRow, path: Path) -> Winner:
-    applied = space.applied(experiment, row.configuration)
-    write_whole(path, [applied.to_toml().encode()])
-    return Winner(row, path, launch_commands(applied, space, row, path))
-
-
-def launch_commands(
-    applied: Experiment, space: Space, row: TrialRow, path: Path
-) -> tuple[str, ...]:
+def launch_commands(applied: Experiment, space: Space, path: Path) -> tuple[str, ...]:
     """Commands that run the winner again, and that serve it if a real server can."""
     commands = [f"slo-bench run {shlex.quote(str(path))}"]
     stock = system(space.system)

@@ -6,7 +6,6 @@ runs/<key>.jsonl   one line for each run of the configuration of that key
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import secrets
@@ -15,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from ...harness.experiments.backends.measuring import Backend
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.experiment import Experiment, backend_of, salted
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import PROMPT_SALT, Row
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -63,7 +61,7 @@ class Runs:
             self._remote = PoolRunner(
                 self.spec, self.spec.cell, self.pool, None, "none", self._keep_row
             )
-        settings = json.dumps(dataclasses.asdict(self.spec), sort_keys=True, default=str)
+        settings = json.dumps(self.spec.plain(), sort_keys=True, default=str)
         self._checkpoint = Checkpoint(self.path, settings)
         for line in self._checkpoint.read():
             run = Run(sample_from_plain(line["sample"]), line["figures"])
@@ -123,7 +121,6 @@ class Servers:
     """
 
     folder: Path
-    starts: int = 0
     prompt_salt: str = field(default_factory=lambda: secrets.token_hex(8))
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _running: tuple[Hashable, CellServer] | None = None
@@ -148,18 +145,12 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        from ...harness.experiments.experiment import backend_of, salted
-
-        experiment_salted = salted(experiment, {PROMPT_SALT: self.prompt_salt})
-        return self._started(backend_of(experiment_salted), spec)
-
-    def _started(self, backend: Backend, spec: CellSpec) -> CellServer:
+        backend = backend_of(salted(experiment, {PROMPT_SALT: self.prompt_salt}))
         key = (backend.name, repr(backend), backend.configuration(spec))
         if self._running is not None and self._running[0] == key:
             return self._running[1]
         self.stop()
         folder = self.folder / spec.cell
-        self.starts += 1
         deployment = self._stack.enter_context(backend.started(spec, folder))
         server = RealServer(deployment, folder, "none")
         self._running = (key, server)

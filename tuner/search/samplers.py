@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,9 +185,7 @@ def grid_of(dimensions: Sequence[Dimension]) -> dict[str, list[Value]]:
         SloBenchError: there are too many combinations.
     """
     grid = {dimension.name: list(dimension.points(GRID_POINTS)) for dimension in dimensions}
-    count = 1
-    for values in grid.values():
-        count *= len(values)
+    count = math.prod(len(values) for values in grid.values())
     if count > MOST_GRID_POINTS:
         raise SloBenchError(
             f"the grid has {count:,} points, more than {MOST_GRID_POINTS:,}; search fewer "

@@ -17,6 +17,8 @@ from ...harness.experiments.config.experiment_file import (
     to_toml,
 )
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
+from ...harness.results.metrics import objectives
+from ...harness.results.request_figures import Form
 from ...harness.servers.server_kinds import LaunchedName
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
@@ -35,29 +37,22 @@ class TuningObjective:
     name: str
     maximise: bool
     label: str
+    form: Form
     column: str | None = None
 
 
-def _latency(name: str, label: str) -> TuningObjective:
-    return TuningObjective(name, False, label, f"{name}_s")
-
-
-OBJECTIVES = {
-    objective.name: objective
-    for objective in (
-        TuningObjective(CAPACITY, True, "capacity, req/s"),
-        TuningObjective("goodput", True, "goodput, req/s", "goodput_rps"),
-        TuningObjective("attainment", True, "share in SLO", "attainment"),
-        TuningObjective(COST, False, "GPUs"),
-        _latency("ttft_p50", "TTFT p50, s"),
-        _latency("ttft_p99", "TTFT p99, s"),
-        _latency("tpot_p50", "TPOT p50, s"),
-        _latency("tpot_p99", "TPOT p99, s"),
-        _latency("itl_p99", "ITL p99, s"),
-        _latency("e2e_p50", "end to end p50, s"),
-        _latency("e2e_p99", "end to end p99, s"),
+def tuning_objectives() -> dict[str, TuningObjective]:
+    """All objectives, by name: capacity, GPUs, and the figures of which more or less is better."""
+    of_figures = (
+        TuningObjective(name, figure.higher_is_better, figure.label, figure.form, figure.name)
+        for name, figure in objectives().items()
+        if figure.is_column and figure.higher_is_better is not None
     )
-}
+    others = (
+        TuningObjective(CAPACITY, True, "capacity, req/s", "per_s"),
+        TuningObjective(COST, False, "GPUs", "number"),
+    )
+    return {objective.name: objective for objective in (*others, *of_figures)}
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,11 @@ class Aim:
         Raises:
             SloBenchError: see `Aim`.
         """
+        by_name = tuning_objectives()
         for name in names:
-            if name not in OBJECTIVES:
-                raise UnknownNameError("objective", name, OBJECTIVES)
-        return cls(tuple(OBJECTIVES[name] for name in names), target, rate_rps)
+            if name not in by_name:
+                raise UnknownNameError("objective", name, by_name)
+        return cls(tuple(by_name[name] for name in names), target, rate_rps)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -52,15 +52,13 @@ class Space:
     @property
     def default(self) -> Configuration | None:
         """The default as a point of the space; None if it is none."""
+        point = {}
         for dimension in self.dimensions:
-            if dimension.name not in self.defaults or not dimension.holds(
-                self.defaults[dimension.name]
-            ):
+            value = self.defaults.get(dimension.name)
+            if value is None or not dimension.holds(value):
                 return None
-        return {
-            dimension.name: dimension.own(self.defaults[dimension.name])
-            for dimension in self.dimensions
-        }
+            point[dimension.name] = dimension.own(value)
+        return point
 
     @property
     def size(self) -> float:
@@ -241,14 +239,12 @@ def _read(name: str, values: Asked, *, whole: bool, needs_range: bool) -> Dimens
 
 
 def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
+    values = read.points(2)
     if bounds.choices is None and read.choices is None and not bounds.file:
-        ends = (int(read.low), int(read.high)) if read.whole else (read.low, read.high)
+        values = (int(read.low), int(read.high)) if read.whole else (read.low, read.high)
         if bounds.whole and not read.whole:
             raise SloBenchError(f"{owner}.{read.name} takes whole numbers, but {read} is searched")
-        for end in ends:
-            bounds.check(f"{owner}.{read.name}", end)
-        return
-    for value in read.points(2):
+    for value in values:
         bounds.check(f"{owner}.{read.name}", value)
 
 

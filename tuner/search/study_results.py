@@ -1,9 +1,7 @@
 """Results of a study so far: its trials as rows, the best or the front, and the importances.
 
-The importance of each dimension for the objective is Optuna's PED-ANOVA or fANOVA. PED-ANOVA
-(Watanabe, Bansal and Hutter, IJCAI 2023) compares the best tenth of the trials to the others, and
-needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014) splits the variance
-over the whole space; Optuna's needs scikit-learn.
+The importance of each dimension for the objective is Optuna's PED-ANOVA (Watanabe, Bansal and
+Hutter, IJCAI 2023), which compares the best tenth of the trials to the others.
 
 Few trials give importances that are mostly chance, so they are computed again for resampled trials,
 and only those that stay above an even split are kept.
@@ -23,8 +21,6 @@ import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from ...workloads.errors import SloBenchError
-from ...workloads.extras import need
 from ..capacity.search_options import SearchOutcome
 from .evaluate_configuration import PruningThreshold
 from .settings import CAPACITY, Aim
@@ -70,11 +66,6 @@ class StudyResults:
     best: tuple[TrialRow, ...]
     importances: Mapping[str, Mapping[str, tuple[float, float, float]]]
     running: int = 0  # trials that other processes are at work on
-
-    @property
-    def default(self) -> TrialRow | None:
-        """The trial of the default configuration, if it is a point of the space."""
-        return next((row for row in self.trials if row.default), None)
 
     @property
     def requests(self) -> int:
@@ -134,14 +125,28 @@ def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
 
 
 def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
-    """The best so far: one, or a front; none before any was searched to the end."""
+    """The best so far: one, or the Pareto front; of equal trials the first. None before any was
+    searched to the end.
+    """
     finished = [
         row
         for trial in evaluated(trials)
         if (row := _row(trial)).state in (FINISHED, UNDECIDED)
         and all(value <= 0 for value in trial.constraints.values())
     ]
-    return tuple(_best(finished, aim))
+    if aim.single is None:
+        front = [row for row in finished if not any(_dominates(o, row, aim) for o in finished)]
+        distinct = {row.values: row for row in reversed(front)}
+        return tuple(sorted(distinct.values(), key=lambda row: row.values or ()))
+    sign = -1.0 if aim.single.maximise else 1.0
+
+    def order(row: TrialRow) -> tuple[float, float, int]:
+        assert row.values is not None
+        # Of equal cost, the one that serves more of the requests in time.
+        attained = float(row.figures.get("attainment", 0.0)) if aim.must_attain else 0.0
+        return sign * row.values[0], -attained, row.number
+
+    return tuple(sorted(finished, key=order)[:1])
 
 
 def _row(trial: FrozenTrial) -> TrialRow:
@@ -168,24 +173,6 @@ def _row(trial: FrozenTrial) -> TrialRow:
         {name: v for name, v in attrs.items() if name not in own_columns},
         attrs.get("infeasible") or attrs.get("failed"),
     )
-
-
-def _best(finished: Sequence[TrialRow], aim: Aim) -> list[TrialRow]:
-    """The best trial, or the Pareto front; of equal trials the first."""
-    only = aim.single
-    if only is None:
-        front = [row for row in finished if not any(_dominates(o, row, aim) for o in finished)]
-        distinct = {row.values: row for row in reversed(front)}
-        return sorted(distinct.values(), key=lambda row: row.values or ())
-    sign = -1.0 if only.maximise else 1.0
-
-    def order(row: TrialRow) -> tuple[float, float, int]:
-        assert row.values is not None
-        # Of equal cost, the one that serves more of the requests in time.
-        attained = float(row.figures.get("attainment", 0.0)) if aim.must_attain else 0.0
-        return sign * row.values[0], -attained, row.number
-
-    return sorted(finished, key=order)[:1]
 
 
 def _dominates(row: TrialRow, other: TrialRow, aim: Aim) -> bool:
@@ -244,15 +231,10 @@ def stable_importances(
 
 
 LEAST_TRIALS = 8
-EVALUATORS = ("ped-anova", "fanova")
 
 
 def importances(
-    trials: Sequence[FrozenTrial],
-    values: Sequence[float],
-    *,
-    maximise: bool,
-    evaluator: str = "ped-anova",
+    trials: Sequence[FrozenTrial], values: Sequence[float], *, maximise: bool
 ) -> dict[str, float]:
     """Share of the importance by name, the largest first; empty if there are too few trials.
 
@@ -260,15 +242,7 @@ def importances(
         trials: evaluated and pruned trials.
         values: each trial's value of the objective; NaN where there is none.
         maximise: whether larger values are better.
-        evaluator: one of `EVALUATORS`.
-
-    Raises:
-        SloBenchError: the evaluator is unknown or not installed.
     """
-    if evaluator not in EVALUATORS:
-        raise SloBenchError(f"importances are by {' or '.join(EVALUATORS)}, not {evaluator!r}")
-    if evaluator == "fanova":
-        need("regressors", "importances by fanova")
     usable = [
         create_trial(
             params=trial.params,
@@ -284,11 +258,7 @@ def importances(
     study = optuna.create_study(direction="maximize" if maximise else "minimize")
     study.add_trials(usable)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both are marked experimental
-        chosen: optuna.importance.BaseImportanceEvaluator = (
-            optuna.importance.FanovaImportanceEvaluator(seed=0)
-            if evaluator == "fanova"
-            else optuna.importance.PedAnovaImportanceEvaluator()
-        )
-        share_of = optuna.importance.get_param_importances(study, evaluator=chosen)
+        warnings.simplefilter("ignore")  # it is marked experimental
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        share_of = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {name: float(share) for name, share in share_of.items()}

@@ -32,9 +32,8 @@ _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
 _LOOK_EVERY_S = 0.02
 
 _ALIVE: set[str] = set()  # workers of this process
-_SEEN: dict[
-    str, tuple[float, float]
-] = {}  # other machines' workers: the last heartbeat, and when it was first seen
+# Other machines' workers: the last heartbeat, and when it was first seen.
+_SEEN: dict[str, tuple[float, float]] = {}
 
 
 def new_name() -> str:
@@ -109,12 +108,11 @@ def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
     `unsigned`: trials without a worker's name were interrupted too, since a worker holds the lock
     while it signs.
     """
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    cut = []
-    for trial in running:
-        if (noted(trial, OWNER) is None and unsigned) or not _in_hand(study, trial):
-            cut.append(trial)
-    return cut
+    return [
+        trial
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if (noted(trial, OWNER) is None and unsigned) or not _in_hand(study, trial)
+    ]
 
 
 def _in_hand(study: Study, trial: FrozenTrial) -> bool:

@@ -26,7 +26,7 @@ from optuna.study import Study
 
 from ...harness.experiments.execution.cell_specs import WorkloadSpec, source
 from ...harness.experiments.execution.workers import WorkerPool, together
-from ...harness.experiments.experiment import Experiment, new_folder
+from ...harness.experiments.experiment import Experiment, backend_of, new_folder
 from ...harness.policies.systems import DEFAULT_SYSTEM, system
 from ...harness.results.run_checkpoint import check_settings
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -299,8 +299,6 @@ def _gpus(experiment: Experiment) -> int:
 
 
 def _check_backend(experiment: Experiment, backend: str) -> None:
-    from ...harness.experiments.experiment import backend_of
-
     if experiment.backend != SIMULATED:
         raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")
     real = on_backend(experiment, backend)

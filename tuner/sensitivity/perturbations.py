@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...harness.experiments.execution.cell_specs import CellSpec, placed
+from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
 from ...predictors.roofline import OperatorRoofline, StepTime
 from ...predictors.step_time import step_time
@@ -90,7 +90,7 @@ class Perturbation:
 def world(spec: CellSpec) -> World:
     """The unperturbed inputs of a cell."""
     workload = workload_of(spec)
-    model = placed(spec.placement).step_time.model
+    model = spec.deployment.step_time.model
     return World(workload, model, predicted_output_tokens(spec, workload))
 
 
@@ -104,7 +104,7 @@ def _step_time(spec: CellSpec, factor: float) -> World:
 def _weights(spec: CellSpec, factor: float) -> World:
     """Weights read at another bandwidth: of the slower model's terms those of linear layers."""
     usual, model = _roofline(spec, "weights")
-    placement = placed(spec.placement).placement
+    placement = spec.deployment.placement
     bandwidth = placement.gpu.bandwidth_bytes_per_s / factor
     gpu = dataclasses.replace(placement.gpu, bandwidth_bytes_per_s=bandwidth)
     slower = step_time(
@@ -156,9 +156,7 @@ def _noise(spec: CellSpec, sigma: float) -> World:
 
 def _burstiness(spec: CellSpec, cv: float) -> World:
     arrivals = f"gamma(cv={cv!r})"
-    return world(
-        dataclasses.replace(spec, workload=dataclasses.replace(spec.workload, arrivals=arrivals))
-    )
+    return world(dataclasses.replace(spec, workload=spec.workload.replaced(arrivals=arrivals)))
 
 
 def _roofline(spec: CellSpec, name: str) -> tuple[World, OperatorRoofline]:

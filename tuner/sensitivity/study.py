@@ -18,22 +18,12 @@ import numpy as np
 from ...harness.core.records.request_records import Result
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import simulated, simulated_figures
+from ...harness.results.metrics import FIGURES, objectives
+from ...harness.results.request_figures import Figure, Form
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .perturbations import Perturbation, World, world
 
 CAPACITY = "capacity"
-METRICS = {
-    CAPACITY: True,
-    "attainment": True,
-    "goodput": True,
-    "ttft_p50": False,
-    "ttft_p99": False,
-    "tpot_p50": False,
-    "tpot_p99": False,
-    "e2e_p99": False,
-}
-"""Metrics that rank systems, and whether the largest value is the best."""
-
 DEFAULT_TARGET = 0.9
 TOLERANCE = 0.02  # of a capacity
 _STRIDE = 1.3
@@ -51,22 +41,30 @@ class Ranked:
     target: float = DEFAULT_TARGET
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise UnknownNameError("metric", self.metric, METRICS)
+        if self.metric != CAPACITY and self.figure.short != self.metric:
+            raise UnknownNameError("metric", self.metric, [CAPACITY, *_ranking()])
         if not 0 < self.target < 1:
             raise SloBenchError(f"target must be between 0 and 1 but is {self.target}")
 
     @property
-    def more_is_better(self) -> bool:
-        """Whether the largest value ranks first."""
-        return METRICS[self.metric]
+    def figure(self) -> Figure:
+        """The figure of cells that is compared; attainment where capacity ranks."""
+        return _ranking().get(self.metric, FIGURES["attainment"])
 
     @property
-    def column(self) -> str:
-        """The column of cells.csv that is compared."""
-        if self.metric in (CAPACITY, "attainment"):
-            return "attainment"
-        return f"{self.metric}_{'rps' if self.metric == 'goodput' else 's'}"
+    def more_is_better(self) -> bool:
+        """Whether the largest value ranks first."""
+        return bool(self.figure.higher_is_better)
+
+    @property
+    def form(self) -> Form:
+        """What kind of number the metric is."""
+        return "per_s" if self.metric == CAPACITY else self.figure.form
+
+
+def _ranking() -> dict[str, Figure]:
+    """Figures that can rank systems, by their short names."""
+    return {name: figure for name, figure in objectives().items() if figure.is_column}
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class _Study:
             return simulated_figures(at_rate, changed.workload, _simulated(at_rate, changed))
 
         def figure(by_column: Mapping[str, float | int | bool | None]) -> float:
-            figure_value = by_column[self.ranked.column]
+            figure_value = by_column[self.ranked.figure.name]
             return math.nan if figure_value is None else float(figure_value)
 
         if self.ranked.metric != CAPACITY:

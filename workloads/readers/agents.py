@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError
-from ..file_cache import depends_on
 from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
@@ -67,31 +66,11 @@ class _Agent:
 
 @dataclass(frozen=True)
 class RecordedTasks:
-    """Tasks of a file, and the tokens of their prefix blocks; `starts_s` where they are on one
-    clock.
-    """
+    """Tasks of a file, and the tokens of their prefix blocks."""
 
     tasks: list[Task]
     block_size: int
-    notes: tuple[str, ...] = ()
-    starts_s: tuple[float, ...] = ()
-
-    @property
-    def single(self) -> bool:
-        """Whether every task is one request that has a time: then they are a trace."""
-        return len(self.starts_s) == len(self.tasks) and all(len(task) == 1 for task in self.tasks)
-
-    def trace(self, path: Path) -> WorkloadTrace:
-        """The single requests as a trace, at their times."""
-        steps = [task[0] for task in self.tasks]
-        values = {
-            name: np.array([getattr(step, name) for step in steps], dtype=np.int64)
-            for name in ("prompt_tokens", "output_tokens")
-        }
-        note = "no trace has several requests: they arrive when they did"
-        kept = Kept(np.arange(len(steps)), (note,))
-        table = FileTable(path, {}, [0] * len(steps))
-        return in_order(table, "otel", np.array(self.starts_s), values, kept)
+    notes: tuple[str, ...]
 
 
 class _Graph:
@@ -155,36 +134,14 @@ class _Graph:
         return (held[0], call.prompt_tokens, call.output_tokens), blocks
 
 
-def task_format(path: Path) -> str | None:
-    """`weka` or `otel` if a file is one of them."""
-    if not path.is_file():
-        return None
-    depends_on(path)
-    first = next((line for line in lines(path) if not line.isspace()), "")
-    if not first.lstrip().startswith("{"):
-        return None
+def first_object(path: Path, first: str) -> Mapping[str, Any]:
+    """The JSON object that begins with the line `first`; empty if it is none."""
     try:
-        document = parse_json(first)
+        return dict(parse_json(first))
     except ValueError:
         if len(first) > 200:  # an object over several lines begins with a short one
-            return None
-        document = next(_objects(path), None)
-    keys = document.keys() if isinstance(document, Mapping) else ()
-    if {"requests", "block_size"} <= set(keys):
-        return "weka"
-    return "otel" if "resourceSpans" in keys else None
-
-
-def read_tasks(path: Path, format_name: str | None = None) -> RecordedTasks:
-    """The tasks of a file, in its order.
-
-    Raises:
-        FileFormatError: it cannot be read as what it is, or has no request.
-    """
-    recorded = TASK_FORMATS[format_name or task_format(path) or "weka"](path)
-    if not any(recorded.tasks):
-        raise FileFormatError(path, None, "has no request with prompt and output tokens")
-    return recorded
+            return {}
+        return next(_objects(path), {})
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -208,7 +165,12 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _weka(path: Path) -> RecordedTasks:
+def read_weka(path: Path) -> RecordedTasks:
+    """Read Weka's tasks, in the order of the file.
+
+    Raises:
+        FileFormatError: one cannot be read, or there is no request.
+    """
     tasks: list[Task] = []
     sizes: set[int] = set()
     for place, task in enumerate(_objects(path)):
@@ -223,7 +185,13 @@ def _weka(path: Path) -> RecordedTasks:
     if len(sizes) > 1:
         raise FileFormatError(path, None, f"tasks have several block sizes: {sorted(sizes)}")
     notes = ("models that the trace names are not used", "sub-agents are the class subagent")
-    return RecordedTasks([steps for steps in tasks if steps], sizes.pop() if sizes else 1, notes)
+    _check_some(path, tasks)
+    return RecordedTasks([steps for steps in tasks if steps], sizes.pop(), notes)
+
+
+def _check_some(path: Path, tasks: list[Task]) -> None:
+    if not any(tasks):
+        raise FileFormatError(path, None, "has no request with prompt and output tokens")
 
 
 @dataclass(frozen=True)
@@ -300,7 +268,12 @@ class _Span:
         return str(self.attributes.get("gen_ai.operation.name", ""))
 
 
-def _otel(path: Path) -> RecordedTasks:
+def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
+    """Read spans as tasks, in the order of their traces; as a trace where each is one request.
+
+    Raises:
+        FileFormatError: they cannot be read, or there is no request.
+    """
     spans = {key: span for document in _objects(path) for key, span in _spans(path, document)}
     traces: dict[str, _Agent] = {}
     agents: dict[tuple[str, str], _Agent] = {}
@@ -333,7 +306,21 @@ def _otel(path: Path) -> RecordedTasks:
         "models that the spans name are not used; sub-agents are the class subagent",
         "a prompt that is as long as the agent's last prompt and answer begins with them",
     )
-    return RecordedTasks(tasks, BLOCK_SIZE, notes, tuple(starts_s))
+    _check_some(path, tasks)
+    if all(len(task) == 1 for task in tasks):
+        return _trace(path, [task[0] for task in tasks], starts_s)
+    return RecordedTasks(tasks, BLOCK_SIZE, notes)
+
+
+def _trace(path: Path, steps: list[Step], starts_s: list[float]) -> WorkloadTrace:
+    """Single requests as a trace, at their times."""
+    values = {
+        name: np.array([getattr(step, name) for step in steps], dtype=np.int64)
+        for name in ("prompt_tokens", "output_tokens")
+    }
+    note = "no trace has several requests: they arrive when they did"
+    kept = Kept(np.arange(len(steps)), (note,))
+    return in_order(FileTable(path, {}, [0] * len(steps)), np.array(starts_s), values, kept)
 
 
 def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
@@ -396,6 +383,3 @@ def _count(path: Path, span: _Span, names: tuple[str, ...]) -> int:
             path, None, f"{names[0]} must be a number of tokens, not {value!r:.40}"
         )
     return tokens
-
-
-TASK_FORMATS = {"weka": _weka, "otel": _otel}

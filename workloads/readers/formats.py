@@ -1,4 +1,5 @@
-"""Trace formats: each is recognised by its first line; CSV and timed JSON lines are read here.
+"""Trace formats (`FORMATS`): names, how a file is recognised, readers. CSV and timed JSON lines are
+read here.
 
 - Azure LLM inference traces of 2023 and 2024: `TIMESTAMP,ContextTokens,GeneratedTokens`. Source:
   https://github.com/Azure/AzurePublicDataset (CC-BY-4.0).
@@ -21,15 +22,18 @@ vLLM's `timed_trace` data set reads the forms of Mooncake and Bailian.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
 from ..file_cache import depends_on
 from ..request import SLO_COLUMNS, RequestType
+from .agents import RecordedTasks, first_object, read_otel, read_weka
 from .table_reader import (
     FileTable,
     WorkloadTrace,
@@ -43,55 +47,34 @@ from .table_reader import (
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
 from .vllm_log import is_vllm_log, read_vllm_log
 
-BLOCK_SIZE = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
+BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
 
 
-def read_mooncake(path: Path) -> WorkloadTrace:
-    """Read Mooncake's form, `timestamp` in milliseconds.
+def timed_jsonl(
+    time: str, prompt: str, output: str, unit_s: float = 1.0, kind: Sequence[str] = ()
+) -> Callable[[Path], WorkloadTrace]:
+    """A reader of a JSON object a line with these keys, and `hash_ids` if there are any.
 
-    Raises:
-        FileFormatError: a row cannot be read.
+    `time` is in units of `unit_s`; the column `kind`, if there is one, becomes the class.
     """
-    table = read_jsonl(path, ("timestamp", "input_length", "output_length"), ("hash_ids",))
-    return _trace(table, "mooncake", "timestamp", 1e-3, "input_length", "output_length")
 
+    def read_timed(path: Path) -> WorkloadTrace:
+        table = read_jsonl(path, (time, prompt, output), ("hash_ids", *kind))
+        prompt_tokens, output_tokens = table.ints(prompt), table.ints(output)
+        kept = served(prompt_tokens, output_tokens, table)
+        values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+        if any(table.columns["hash_ids"]):
+            block_size = _block_size(table, prompt_tokens.tolist())
+            values["prefix_block_size"] = block_size
+            values["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
+        if kind and any(table.columns[kind[0]]):
+            values["class_index"], values["class_names"] = table.names(kind[0])
+        # Milliseconds are whole numbers: dividing is exact where multiplying by 0.001 is not.
+        arrival_s = table.floats(time)
+        arrival_s = (arrival_s - np.min(arrival_s)) / round(1 / unit_s)
+        return in_order(table, arrival_s, values, kept)
 
-def read_bailian(path: Path) -> WorkloadTrace:
-    """Read Bailian's form, `timestamp` in seconds; the request type becomes the class.
-
-    Raises:
-        FileFormatError: a row cannot be read.
-    """
-    table = read_jsonl(path, ("timestamp", "input_length", "output_length"), ("hash_ids", "type"))
-    return _trace(table, "bailian", "timestamp", 1.0, "input_length", "output_length")
-
-
-def read_plain_jsonl(path: Path) -> WorkloadTrace:
-    """Read `arrival_s`, `prompt_tokens`, `output_tokens`, and `hash_ids` if there are any.
-
-    Raises:
-        FileFormatError: a row cannot be read.
-    """
-    table = read_jsonl(path, ("arrival_s", "prompt_tokens", "output_tokens"), ("hash_ids",))
-    return _trace(table, "jsonl", "arrival_s", 1.0, "prompt_tokens", "output_tokens")
-
-
-def _trace(
-    table: FileTable, format_name: str, time: str, unit_s: float, prompt: str, output: str
-) -> WorkloadTrace:
-    prompt_tokens, output_tokens = table.ints(prompt), table.ints(output)
-    kept = served(prompt_tokens, output_tokens, table)
-    values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    if any(table.columns["hash_ids"]):
-        block_size = _block_size(table, prompt_tokens.tolist())
-        values["prefix_block_size"] = block_size
-        values["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
-    if any(table.columns.get("type", ())):
-        values["class_index"], values["class_names"] = table.names("type")
-    # Milliseconds are whole numbers: dividing is exact where multiplying by 0.001 is not.
-    arrival_s = table.floats(time)
-    arrival_s = (arrival_s - np.min(arrival_s)) / round(1 / unit_s)
-    return in_order(table, format_name, arrival_s, values, kept)
+    return read_timed
 
 
 def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
@@ -101,7 +84,7 @@ def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
         if not isinstance(row_hashes, list) or not all(type(h) is int for h in row_hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
     rows = [row for row in range(min(len(table), 200)) if hashes[row]]
-    for size in BLOCK_SIZE:
+    for size in BLOCK_SIZES:
         if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
             return size
     raise FileFormatError(
@@ -138,7 +121,7 @@ def read_azure(path: Path) -> WorkloadTrace:
     prompt_tokens, output_tokens = table.ints(AZURE[1]), table.ints(AZURE[2])
     kept = served(prompt_tokens, output_tokens, table)
     values = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    return in_order(table, "azure", table.times_s(AZURE[0]), values, kept)
+    return in_order(table, table.times_s(AZURE[0]), values, kept)
 
 
 def read_burstgpt(path: Path) -> WorkloadTrace:
@@ -154,7 +137,7 @@ def read_burstgpt(path: Path) -> WorkloadTrace:
     values["model_index"], values["model_names"] = table.names("Model")
     if "Log Type" in table:
         values["class_index"], values["class_names"] = table.names("Log Type")
-    return in_order(table, "burstgpt", table.floats(BURSTGPT[0]), values, kept)
+    return in_order(table, table.floats(BURSTGPT[0]), values, kept)
 
 
 def read_plain_csv(path: Path) -> WorkloadTrace:
@@ -197,8 +180,7 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
         raise table.fail(row, "follows must name an earlier row, counted from 0")
     has_arrivals = "arrival_s" in table
     arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
-    trace = in_order(table, "csv", arrival_s, values)
-    return WorkloadTrace(trace.workload, trace.notes, trace.format, has_arrivals)
+    return replace(in_order(table, arrival_s, values), has_arrivals=has_arrivals)
 
 
 def _joined(table: FileTable, row: int, cell: str) -> tuple[int, ...]:
@@ -249,40 +231,106 @@ def _lengths(table: FileTable) -> str:
     return expected if expected in table else "output_tokens"
 
 
-def require_columns(path: Path, header: list[str]) -> None:
-    """Say what a CSV lacks to be a workload.
+@dataclass(frozen=True)
+class FirstLine:
+    """The first line of a file with text on it, as what it may be; empty where it is not."""
 
-    Raises:
-        FileFormatError: `prompt_tokens` or `output_tokens` is missing.
-    """
-    missing = [name for name in ("prompt_tokens", "output_tokens") if name not in header]
-    if missing:
-        raise FileFormatError(
-            path,
+    path: Path
+    number: int
+    text: str
+
+    @property
+    def begins(self) -> str:
+        """The first character after space."""
+        return self.text.lstrip()[0]
+
+    @cached_property
+    def document(self) -> Collection[str]:
+        """Keys of the JSON object that begins here, over any number of lines."""
+        return first_object(self.path, self.text) if self.begins == "{" else ()
+
+    @cached_property
+    def keys(self) -> Collection[str]:
+        """Keys of the JSON object on this line."""
+        return parse_object(self.path, self.number, self.text) if self.begins == "{" else ()
+
+    @property
+    def log(self) -> Collection[str]:
+        """`vllm` if a request of vLLM's is logged."""
+        return ("vllm",) if self.begins not in "[{" and is_vllm_log(self.path) else ()
+
+    @cached_property
+    def columns(self) -> Collection[str]:
+        """Columns of a CSV header."""
+        if self.begins in "[{":
+            return ()
+        return [name.strip() for name in next(csv.reader([self.text]))]
+
+    def unknown(self) -> FileFormatError:
+        """The error for a file of no format: what it has, and what it lacks."""
+        if self.begins == "{":
+            return FileFormatError(
+                self.path,
+                self.number,
+                "the object has neither timestamp and input_length, nor arrival_s and "
+                f"prompt_tokens, nor prompt, but {', '.join(self.keys)}",
+            )
+        missing = [name for name in ("prompt_tokens", "output_tokens") if name not in self.columns]
+        return FileFormatError(
+            self.path,
             1,
             f"the header lacks {' and '.join(missing)}; a workload needs "
             "arrival_s,prompt_tokens,output_tokens (or Azure's or BurstGPT's header), not "
-            f"{','.join(header)[:80]!r}",
+            f"{','.join(self.columns)[:80]!r}",
         )
 
 
-FORMATS: dict[str, Callable[[Path], WorkloadTrace]] = {
-    "azure": read_azure,
-    "burstgpt": read_burstgpt,
-    "csv": read_plain_csv,
-    "mooncake": read_mooncake,
-    "bailian": read_bailian,
-    "jsonl": read_plain_jsonl,
-    "lengths-jsonl": read_lengths_jsonl,
-    "custom": read_custom_jsonl,
-    "sharegpt": read_json_array,
-    "alpaca": read_json_array,
-    "longbench": read_longbench,
-    "vllm-log": read_vllm_log,
-}
+@dataclass(frozen=True)
+class Format:
+    """A trace format: recognised by all words of `header` in what `part` reads of the first line.
+
+    Without a header it is read only by its name.
+    """
+
+    name: str
+    read: Callable[[Path], WorkloadTrace | RecordedTasks]
+    help: str
+    part: Literal["begins", "document", "keys", "log", "columns"] = "begins"
+    header: tuple[str, ...] = ()
+
+    def recognises(self, first: FirstLine) -> bool:
+        """Whether a file that begins so is of this format."""
+        return bool(self.header) and {*self.header} <= {*getattr(first, self.part)}
 
 
-def read(path: str | Path, format: str | None = None) -> WorkloadTrace:  # noqa: A002
+_TIMED = ("timestamp", "input_length", "output_length")
+_PLAIN = ("arrival_s", "prompt_tokens", "output_tokens")
+_FORMATS = (
+    Format("weka", read_weka, "tasks of agents (AgentX)", "document", ("requests", "block_size")),
+    Format("otel", read_otel, "OpenTelemetry spans, OTLP/JSON", "document", ("resourceSpans",)),
+    Format(
+        "bailian",
+        timed_jsonl(*_TIMED, 1.0, ("type",)),
+        "Qwen-Bailian",
+        "keys",
+        (*_TIMED[:2], "chat_id"),
+    ),
+    Format("mooncake", timed_jsonl(*_TIMED, 1e-3), "Mooncake", "keys", _TIMED[:2]),
+    Format("jsonl", timed_jsonl(*_PLAIN), "JSON lines with arrivals", "keys", _PLAIN[:2]),
+    Format("custom", read_custom_jsonl, "vLLM's prompts, JSON lines", "keys", ("prompt",)),
+    Format("longbench", read_longbench, "a task of LongBench", "keys", ("context", "answers")),
+    Format("lengths-jsonl", read_lengths_jsonl, "JSON lines of lengths", "keys", _PLAIN[1:]),
+    Format("sharegpt", read_json_array, "ShareGPT, a JSON array", "begins", ("[",)),
+    Format("alpaca", read_json_array, "Alpaca, a JSON array"),
+    Format("vllm-log", read_vllm_log, "vLLM's log of requests", "log", ("vllm",)),
+    Format("azure", read_azure, "Azure 2023 and 2024", "columns", AZURE),
+    Format("burstgpt", read_burstgpt, "BurstGPT", "columns", BURSTGPT),
+    Format("csv", read_plain_csv, "workload CSV, records of a run", "columns", _PLAIN[1:]),
+)
+FORMATS = {trace_format.name: trace_format for trace_format in _FORMATS}
+
+
+def read(path: str | Path, format: str | None = None) -> WorkloadTrace | RecordedTasks:  # noqa: A002
     """Read a trace; without `format` its first line tells which it is.
 
     Raises:
@@ -297,7 +345,7 @@ def read(path: str | Path, format: str | None = None) -> WorkloadTrace:  # noqa:
     name = format or detect_format(path)
     if name not in FORMATS:
         raise UnknownNameError("trace format", name, FORMATS)
-    return FORMATS[name](path)
+    return FORMATS[name].read(path)
 
 
 def detect_format(path: Path) -> str:
@@ -309,38 +357,9 @@ def detect_format(path: Path) -> str:
     """
     for number, line in enumerate(lines(path), 1):
         if not line.isspace():
-            return _format_of(path, number, line)
+            first = FirstLine(path, number, line)
+            for name, trace_format in FORMATS.items():
+                if trace_format.recognises(first):
+                    return name
+            raise first.unknown()
     raise FileFormatError(path, None, "the trace is empty")
-
-
-def _format_of(path: Path, number: int, line: str) -> str:
-    text = line.lstrip()
-    if text.startswith("["):
-        return "sharegpt"
-    if text.startswith("{"):
-        keys = parse_object(path, number, line).keys()
-        for needed, name in (
-            ({"timestamp", "input_length", "chat_id"}, "bailian"),
-            ({"timestamp", "input_length"}, "mooncake"),
-            ({"arrival_s", "prompt_tokens"}, "jsonl"),
-            ({"prompt"}, "custom"),
-            ({"context", "answers"}, "longbench"),
-            ({"prompt_tokens", "output_tokens"}, "lengths-jsonl"),
-        ):
-            if needed <= keys:
-                return name
-        raise FileFormatError(
-            path,
-            number,
-            "the object has neither timestamp and input_length, nor arrival_s and prompt_tokens, "
-            f"nor prompt, but {', '.join(keys)}",
-        )
-    if is_vllm_log(path):
-        return "vllm-log"
-    header = [name.strip() for name in next(csv.reader([line]))]
-    if set(AZURE) <= set(header):
-        return "azure"
-    if set(BURSTGPT) <= set(header):
-        return "burstgpt"
-    require_columns(path, header)
-    return "csv"

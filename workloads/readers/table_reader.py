@@ -260,7 +260,6 @@ class WorkloadTrace:
 
     workload: Workload
     notes: tuple[str, ...]
-    format: str
     has_arrivals: bool = True
 
 
@@ -290,7 +289,6 @@ def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> Kept:
 
 def in_order(
     table: FileTable,
-    format_name: str,
     arrival_s: Floats,
     values: Mapping[str, Any],
     kept: Kept | None = None,
@@ -320,7 +318,7 @@ def in_order(
             picked["joins"] = renumbered(values["joins"], order, where, picked["follows"])
     arrival_s = arrival_s[order]
     workload = Workload(arrival_s=arrival_s - arrival_s[0], name=table.path.name, **picked)
-    return WorkloadTrace(workload, notes, format_name)
+    return WorkloadTrace(workload, notes)
 
 
 def _picked(value: Any, order: Ints) -> Any:

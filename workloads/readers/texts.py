@@ -64,7 +64,7 @@ class _Rows:
             counted = output if isinstance(output, int) else approximate_tokens(output)
             self.output_tokens.append(counted)
 
-    def trace(self, path: Path, format_name: str, notes: tuple[str, ...]) -> WorkloadTrace:
+    def trace(self, path: Path, notes: tuple[str, ...]) -> WorkloadTrace:
         if self.approximate:
             notes = (*notes, "token counts are approximate: four characters a token")
         workload = Workload(
@@ -75,7 +75,7 @@ class _Rows:
             bodies=self.bodies if any(self.bodies) else None,
             name=path.name,
         )
-        return WorkloadTrace(workload, notes, format_name, has_arrivals=False)
+        return WorkloadTrace(workload, notes, has_arrivals=False)
 
 
 def read_json_array(path: Path) -> WorkloadTrace:
@@ -94,14 +94,12 @@ def read_json_array(path: Path) -> WorkloadTrace:
     if not isinstance(data, list):
         raise FileFormatError(path, 1, "expected a JSON array of conversations")
     rows = _Rows()
-    alpaca = False
     for index, item in enumerate(data):
         if not isinstance(item, dict) or not ("conversations" in item or "instruction" in item):
             raise FileFormatError(
                 path, None, f"element {index} has neither 'conversations' nor 'instruction'"
             )
         if "instruction" in item:
-            alpaca = True
             parts = [item["instruction"], item.get("input")]
             if not all(text is None or isinstance(text, str) for text in parts):
                 raise FileFormatError(
@@ -129,7 +127,7 @@ def read_json_array(path: Path) -> WorkloadTrace:
         raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
     left_out = len(data) - len(rows.texts)
     note = f"{left_out} of {len(data)} entries without a first prompt and answer left out"
-    return rows.trace(path, "alpaca" if alpaca else "sharegpt", (note,) if left_out else ())
+    return rows.trace(path, (note,) if left_out else ())
 
 
 def _check_counts(path: Path, index: int, item: dict[str, Any]) -> None:
@@ -166,7 +164,7 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
         assumed += counts["output_tokens"] is None
         rows.add(counts, prompt, CUSTOM_OUTPUT_TOKENS, _body(table, row))
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
-    return rows.trace(path, "custom", (note,) if assumed else ())
+    return rows.trace(path, (note,) if assumed else ())
 
 
 def _body(table: FileTable, row: int) -> Body | None:
@@ -211,7 +209,7 @@ def read_longbench(path: Path) -> WorkloadTrace:
         if not prompt or not isinstance(answers, list) or not answers:
             raise table.fail(row, "each line needs a context or an input, and a list of answers")
         rows.add({}, prompt, str(answers[0]))
-    return rows.trace(path, "longbench", ())
+    return rows.trace(path, ())
 
 
 def read_lengths_jsonl(path: Path) -> WorkloadTrace:
@@ -234,4 +232,4 @@ def read_lengths_jsonl(path: Path) -> WorkloadTrace:
         name=path.name,
     )
     note = f"{dropped} of {len(table)} rows with no output token left out"
-    return WorkloadTrace(workload, (note,) if dropped else (), "jsonl", has_arrivals=False)
+    return WorkloadTrace(workload, (note,) if dropped else (), has_arrivals=False)

@@ -189,7 +189,7 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
     }
     table = FileTable(path, {}, [r.line for r in whole])
     kept = Kept(np.arange(len(whole)), tuple(notes))
-    return in_order(table, "vllm-log", _spread([r.arrival_s or 0.0 for r in whole]), values, kept)
+    return in_order(table, _spread([r.arrival_s or 0.0 for r in whole]), values, kept)
 
 
 def _spread(seconds: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -50,11 +50,18 @@ def judge_times(
 
 def judge(workload: Workload, records: Records) -> Judged:
     """Compare the times of every request with its own bounds."""
+    bounds_s = {name: getattr(workload, column) for name, column in SLO_COLUMNS.items()}
+    return judge_records(records, records.outcome == Outcome.FINISHED, bounds_s)
+
+
+def judge_records(
+    records: Records, finished: Mask, bounds_s: Mapping[str, Floats | float]
+) -> Judged:
+    """Compare the times of every request with bounds, by the keys of `SLO_COLUMNS`."""
     seconds = {
         "ttft": records.ttft_s,
         "tpot": records.tpot_s,
         "e2e": records.e2e_s,
         "deadline": records.finish_s,
     }
-    bounds_s = {name: getattr(workload, column) for name, column in SLO_COLUMNS.items()}
-    return judge_times(records.outcome == Outcome.FINISHED, seconds, bounds_s)
+    return judge_times(finished, seconds, bounds_s)

@@ -352,9 +352,8 @@ class Cluster:
                 self._arrived(r)
             steps += 1
             if steps % LOOK_EVERY == 0:
-                for (
-                    instance
-                ) in self.instances:  # else instances that no policy reads collect requests
+                # Else instances that no policy reads collect requests.
+                for instance in self.instances:
                     self._runner.bring(instance)
                     self._record(instance)
 
@@ -399,7 +398,8 @@ class Cluster:
         self._recorder.finished(engine.finished, engine.index, eventful=eventful)
         self._recorder.measured(engine.measures)
         engine.finished.clear()
-        self._report(engine.now_s)
+        if self._progress is not None:
+            self._progress(self._recorder.ended, engine.now_s)
 
     # ---------------------------------------------------------------- requests between instances
 
@@ -578,11 +578,5 @@ class Cluster:
                     self._call_at(failure.back_s, self.start, (instance,))
 
     def _changed_up(self) -> None:
-        self.up = [
-            instance for instance in self.instances if instance.up and instance.role != EMBEDS
-        ]
+        self.up = [i for i in self.instances if i.up and i.role != EMBEDS]
         self._roles.clear()
-
-    def _report(self, now_s: float) -> None:
-        if self._progress is not None:
-            self._progress(self._recorder.ended, now_s)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....workloads.arrays import Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType, Slo
 from ....workloads.workload import Workload
@@ -25,7 +25,7 @@ class Arrivals:
     order, one whenever another ends.
     """
 
-    def __init__(self, workload: Workload, skip: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, workload: Workload, skip: Ints | None = None) -> None:
         """`skip`: rows that do not arrive, because they were refused at the door.
 
         Raises:
@@ -79,7 +79,7 @@ class Arrivals:
             return Slo(*(float(c[0]) for c in columns))
         return None
 
-    def _states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
+    def _states(self, rows: Ints, arrival_s: list[float]) -> list[RequestState]:
         states = self._plain_states(rows, arrival_s)
         if self._marked:
             w = self._workload
@@ -92,7 +92,7 @@ class Arrivals:
                 r.num_inputs = num_inputs
         return states
 
-    def _plain_states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
+    def _plain_states(self, rows: Ints, arrival_s: list[float]) -> list[RequestState]:
         w = self._workload
         ids = (rows + self._first).tolist()
         prompts = w.prompt_tokens[rows].tolist()
@@ -123,7 +123,7 @@ class Arrivals:
             )
         ]
 
-    def _slos(self, rows: NDArray[np.int64]) -> list[Slo]:
+    def _slos(self, rows: Ints) -> list[Slo]:
         w = self._workload
         columns = (w.ttft_slo_s, w.tpot_slo_s, w.e2e_slo_s, w.deadline_s)
         return [Slo(*values) for values in zip(*(c[rows].tolist() for c in columns), strict=True)]
@@ -202,7 +202,7 @@ class Arrivals:
 class BlockArrivals(Arrivals):
     """The same of independent requests whose workload comes in blocks, in the same slices."""
 
-    def __init__(self, blocks: Iterator[tuple[Workload, NDArray[np.int64]]]) -> None:
+    def __init__(self, blocks: Iterator[tuple[Workload, Ints]]) -> None:
         """`blocks`: each with its rows that do not arrive."""
         nothing = np.empty(0, dtype=np.int64)
         super().__init__(Workload(np.empty(0), nothing, nothing))

@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ....workloads.arrays import Ints
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
@@ -39,7 +37,7 @@ class SharedGpuCluster:
         policy: SharingPolicy,
         arrivals: Arrivals,
         recorder: Recorder,
-        model_of: NDArray[np.int64],
+        model_of: Ints,
         *,
         node_gpus: int = 8,
         sample_s: float = INF,
@@ -52,9 +50,8 @@ class SharedGpuCluster:
         self.pools = [PagePool(pages) for _ in range(gpus)]
         self.now_s = 0.0
         self.model_instances: list[SharedGpuInstance] = []  # model instances on a GPU
-        self.serving: list[SharedGpuInstance | None] = [None] * len(
-            models
-        )  # model instance that gets the requests
+        # The model instance that gets the requests of each model.
+        self.serving: list[SharedGpuInstance | None] = [None] * len(models)
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
         self.activations: list[TimeseriesRow] = []  # how long each took
@@ -86,11 +83,7 @@ class SharedGpuCluster:
 
     def on(self, gpu: int) -> list[SharedGpuInstance]:
         """Model instances on one GPU."""
-        return [
-            model_instance
-            for model_instance in self._device_group_of[gpu].model_instances
-            if gpu in model_instance.gpus
-        ]
+        return [t for t in self._device_group_of[gpu].model_instances if gpu in t.gpus]
 
     def bring(self, gpus: Sequence[int]) -> None:
         """Bring these GPUs up to the present."""
@@ -122,9 +115,8 @@ class SharedGpuCluster:
     def activation_s(self, model: ServedModel) -> float:
         """Seconds until a model serves if no other load delays its weights."""
         place = model.placement
-        return self._policy.starts.activation_s(
-            place.weight_bytes_per_gpu, place.tp, self.node_gpus
-        )
+        weight_bytes = place.weight_bytes_per_gpu
+        return self._policy.starts.activation_s(weight_bytes, place.tp, self.node_gpus)
 
     # ---------------------------------------------------------------- what it can do
 
@@ -191,10 +183,7 @@ class SharedGpuCluster:
         """GPUs over whose host links a load is copied: its own, then others of the node."""
         begin = gpus[0] // self.node_gpus * self.node_gpus
         node = range(begin, min(begin + self.node_gpus, self.gpus))
-        others = sorted(
-            (gpu for gpu in node if gpu not in gpus),
-            key=lambda gpu: (self._loading_until_s[gpu], gpu),
-        )
+        others = sorted(set(node) - set(gpus), key=lambda gpu: (self._loading_until_s[gpu], gpu))
         links = self._policy.starts.links_used(len(gpus), self.node_gpus)
         return [*gpus, *others][: max(links, len(gpus))]
 
@@ -315,16 +304,13 @@ class SharedGpuCluster:
         for root in dict.fromkeys(device_group_of):
             gpus = tuple(gpu for gpu, group in enumerate(device_group_of) if group == root)
             model_instances = [t for t in self.model_instances if t.gpus[0] in gpus]
-            unchanged = old.get(gpus)
-            if unchanged is not None:
-                unchanged.model_instances = model_instances
-                self._device_groups.append(unchanged)
-                continue
-            new_group = SharedGpus(
-                gpus, model_instances, self.pools, self.now_s, self._ended, self.requests
-            )
-            self._device_groups.append(new_group)
-        self._device_group_of = [
-            next(device_group for device_group in self._device_groups if gpu in device_group.gpus)
-            for gpu in range(self.gpus)
-        ]
+            device_group = old.get(gpus)
+            if device_group is not None:
+                device_group.model_instances = model_instances
+            else:
+                device_group = SharedGpus(
+                    gpus, model_instances, self.pools, self.now_s, self._ended, self.requests
+                )
+            self._device_groups.append(device_group)
+        by_gpu = {gpu: group for group in self._device_groups for gpu in group.gpus}
+        self._device_group_of = [by_gpu[gpu] for gpu in range(self.gpus)]

@@ -231,14 +231,18 @@ def timeline_of(instances: Sequence[EngineInstance]) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 
+def _samples(engine: EngineInstance) -> Floats:
+    """Times, waiting and running requests, and KV blocks of an instance, until its end."""
+    samples = [*engine.measures.samples, (engine.now_s, 0, 0, 0)]
+    return np.array(samples, dtype=np.float64).T
+
+
 def state_rows(instance: LazyInstance) -> Iterator[TimeseriesRow]:
     """State of one instance over time: requests, those that wait, KV blocks in use and the share of
     the GPUs' arithmetic that its tokens took. Each value holds until the next.
     """
     engine = instance.engine
-    times_s, waiting, running, blocks = np.array(
-        [*engine.measures.samples, (engine.now_s, 0, 0, 0)], dtype=np.float64
-    ).T
+    times_s, waiting, running, blocks = _samples(engine)
     yield from _changes("requests", instance.name, times_s, waiting + running)
     yield from _changes("waiting", instance.name, times_s, waiting)
     usage = blocks / max(1, engine.kv_manager.total)
@@ -258,8 +262,7 @@ def memory_rows(
     `passes` (begin, end, blocks) and what neither holds, as shares; means over equal spans.
     """
     engine = instance.engine
-    samples = [*engine.measures.samples, (engine.now_s, 0, 0, 0)]
-    times_s, _, _, blocks = np.array(samples, dtype=np.float64).T
+    times_s, _, _, blocks = _samples(engine)
     begins_s, ends_s, held = np.array(passes, dtype=np.float64).reshape(-1, 3).T
     end_s = max(end_s, float(times_s[-1]), float(ends_s[-1]) if len(ends_s) else 0.0, 1e-9)
     edges = np.linspace(0.0, end_s, _ACT_SPANS + 1)
@@ -299,12 +302,8 @@ def _changes(metric: str, entity: str, times_s: Floats, values: Floats) -> Itera
 def acts_of(counters: Iterable[Counters], end_s: float) -> Iterator[TimeseriesRow]:
     """Acts per second of every mechanism, by reason, in equal spans of the time until `end_s`."""
     times_s: dict[str, list[float]] = {}
-    for instance_counters in counters:
-        for label, acts_s in (
-            instance_counters.times_s.items()
-            if isinstance(instance_counters, TimedCounters)
-            else ()
-        ):
+    for timed in counters:
+        for label, acts_s in timed.times_s.items() if isinstance(timed, TimedCounters) else ():
             times_s.setdefault(label, []).extend(acts_s)
     for label, all_s in times_s.items():
         end_s = max(end_s, *all_s, 1e-9)

@@ -88,10 +88,7 @@ class InstanceRunner:
         """
         for instance in device_group.instances:
             instance.bounds_known = False
-            instance.decode_only_until_s = -1.0
-        if not device_group.changed:
-            device_group.changed = True
-            self.changed.append(device_group)
+        self._note_changed(device_group)
 
     def note_one(self, instance: LazyInstance) -> None:
         """Something happened to this one alone, as a request that is sent to it."""

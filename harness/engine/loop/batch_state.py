@@ -53,13 +53,13 @@ class BatchState(DecodeCounters):
         "_calls_on_finished",
         "_calls_reserved",
         "_calls_timeout",
-        "_dirty",
         "_dynamic_limits",
-        "_filled",
-        "_hold",
+        "_held_blocks",
         "_key_view",
         "_lim",
         "_may_start_at_timeout",
+        "_must_refill",
+        "_prefill_completed",
         "adapters",
         "blocked_till_s",
         "chunks",
@@ -142,9 +142,9 @@ class BatchState(DecodeCounters):
 
         self.ranks = 1
         self._lim = self._limits()
-        self._dirty = True  # batch or queue changed since the last decision
-        self._filled = False  # a prefill completes in this iteration
-        self._hold = 0  # blocks that running requests take in this iteration
+        self._must_refill = True  # batch or queue changed since the last decision
+        self._prefill_completed = False  # a prefill completes in this iteration
+        self._held_blocks = 0  # blocks that running requests take in this iteration
         self._arrived = 0
         self._dynamic_limits = policy.dynamic_limits
         self._may_start_at_timeout = policy.may_start_at_timeout
@@ -179,7 +179,7 @@ class BatchState(DecodeCounters):
             self._arrived += 1
             r.seq = self._arrived
             r.instance = self.index
-            self._dirty = True
+            self._must_refill = True
             if r.phase is _SWAPPED:
                 self.swapped.append(r)
                 continue
@@ -200,11 +200,11 @@ class BatchState(DecodeCounters):
             if version == r.version:
                 self.waiting.remove(r)
                 self.outbox.append(Release(r, reason, self.now_s))
-                self._dirty = True
+                self._must_refill = True
 
     def reconsider(self) -> None:
         """Make the policy decide again after a change outside this instance."""
-        self._dirty = True
+        self._must_refill = True
         self.blocked_till_s = 0.0
 
     def next_timeout_s(self) -> float:
@@ -316,7 +316,7 @@ class BatchState(DecodeCounters):
         for r in self.pending_free:
             self.kv_manager.release(r)
         self.pending_free.clear()
-        self._dirty = True
+        self._must_refill = True
 
     def admissible(self, group: NextQueue) -> list[RequestState]:
         """Requests of a queue that fit now, in queue order."""

@@ -27,7 +27,6 @@ class EngineInstance(Protocol):
 
     index: int
     now_s: float
-    kv_manager: KVCacheManager
     measures: Measures
     stages: tuple[StageDevice, ...]
     inbox: deque[RequestState]  # by visible_s
@@ -42,6 +41,10 @@ class EngineInstance(Protocol):
         bool  # `ReleaseReason.FINISH` of every request, not only with `notify_on_finish`
     )
     reports_empty_queue: bool  # `ReleaseReason.BEGUN`
+
+    @property
+    def kv_manager(self) -> KVCacheManager:
+        """Counts its blocks of KV."""
 
     @property
     def idle(self) -> bool:

@@ -34,45 +34,49 @@ class Loop(BatchState):
     # ---------------------------------------------------------------- one iteration
 
     def schedule(self) -> bool:
-        """Decide the next iteration. False if there is nothing to run now."""
+        """Decide the next iteration. False if there is nothing to run now.
+
+        In this order: running requests get the blocks of this iteration, and some are preempted
+        if there are too few; the batch is refilled from the queues, if it or they changed since;
+        prefilling requests share the token budget; the others decode one token each.
+        """
         kv_manager, lim = self.kv_manager, self._lim
-        if self.now_s >= self.overtaken_s:
-            self.overtaken_s = INF
-            self._dirty = True
-        if self._dirty and self._dynamic_limits:
-            lim = self._lim = self._limits()
         decoding, prefilling = self.decoding, self.prefilling
-        before = len(decoding)
-        growth = need = self.residues[self.tick & self._mask] if before else 0
+        if self.now_s >= self.overtaken_s:  # a waiting request has passed another
+            self.overtaken_s = INF
+            self._must_refill = True
+        if self._must_refill and self._dynamic_limits:
+            lim = self._lim = self._limits()
+
+        batch = len(decoding)
+        decode_blocks = needed_blocks = self.residues[self.tick & self._mask] if batch else 0
         if prefilling and lim.allocate_per_chunk:
-            need += self._chunk_need(lim)
+            needed_blocks += self._chunk_blocks(lim)
         preempted = False
-        if kv_manager.free - lim.decode_headroom_blocks < need:
-            need, preempted = self._make_room(lim)
-        if self._dirty and not (preempted and (decoding or self.pending_free)):
+        if kv_manager.free - lim.decode_headroom_blocks < needed_blocks:
+            needed_blocks, preempted = self._make_room(lim)
+
+        if self._must_refill and not (preempted and (decoding or self.pending_free)):
+            self._must_refill = False
             if self.waiting.live or self.swapped or self.stalled:
-                self._hold = need
-                self._dirty = self._fill_batch(lim)
-                if self._by_time and not self._dirty:
+                self._held_blocks = needed_blocks
+                self._must_refill = self._fill_batch(lim)
+                if self._by_time and not self._must_refill:
                     self.overtaken_s = self._overtaken_s()
-            else:
-                self._dirty = False
         if preempted:
-            self._dirty = True
+            self._must_refill = True
 
         seqs = len(decoding)
+        if preempted or seqs != batch:
+            decode_blocks = self.residues[self.tick & self._mask]
         if prefilling:
             seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
             self.chunks = []
-        if seqs:
-            self.decode_kv_tokens = self.kv_sum
-            if preempted or len(decoding) != before:
-                growth = self.residues[self.tick & self._mask]
-            kv_manager.free -= growth
-        else:
-            self.decode_kv_tokens = 0
         self.decode_seqs = seqs
+        self.decode_kv_tokens = self.kv_sum if seqs else 0
+        if seqs:
+            kv_manager.free -= decode_blocks
         if kv_manager.idle_blocks > kv_manager.free:
             kv_manager.evict()
         return seqs > 0 or bool(self.chunks)
@@ -93,7 +97,7 @@ class Loop(BatchState):
             self.measures.decode_step(self.now_s, seqs)
             if self.ends[0][0] <= tick:
                 ended = self.finish_due()
-        if self._filled:
+        if self._prefill_completed:
             ended = self._complete_prefills() or ended
         return ended
 
@@ -108,7 +112,7 @@ class Loop(BatchState):
         while True:
             need = self.residues[self.tick & self._mask] if self.decoding else 0
             if lim.allocate_per_chunk and self.prefilling:
-                need += self._chunk_need(lim)
+                need += self._chunk_blocks(lim)
             if kv_manager.free - lim.decode_headroom_blocks >= need:
                 break
             if not (self.decoding or self.prefilling):
@@ -119,7 +123,7 @@ class Loop(BatchState):
             preempted = True
         return need, preempted
 
-    def _chunk_need(self, lim: Limits) -> int:
+    def _chunk_blocks(self, lim: Limits) -> int:
         room = lim.token_budget - len(self.decoding)
         need = 0
         for r in self.prefilling:
@@ -158,7 +162,7 @@ class Loop(BatchState):
             # No request is left to run: the stalled one with the smallest key gives up its blocks.
             victim = min(self.stalled, key=lambda r: (policy.victim_key(r, view), -r.seq))
             self.stalled.remove(victim)
-            self._dirty = True
+            self._must_refill = True
         if kv_manager.unit_tokens and victim.prefix_blocks:
             kv_manager.cache_blocks(victim, cached)  # reused if it is still cached then
         if how is PreemptionMode.SWAP and victim.blocks <= kv_manager.host_free:
@@ -200,11 +204,11 @@ class Loop(BatchState):
             return self._budget_taken(lim)
         waiting, kv_manager = self.waiting, self.kv_manager
         if not lim.mixed_batches:
-            self._hold = 0  # an iteration with a new prompt has no decodes
+            self._held_blocks = 0  # an iteration with a new prompt has no decodes
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         entered = False
-        if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
-            kv_manager.evict(self._hold)  # running requests take their blocks first
+        if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._held_blocks:
+            kv_manager.evict(self._held_blocks)  # running requests take their blocks first
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
@@ -237,12 +241,15 @@ class Loop(BatchState):
                 r.cached_tokens = r.kv_tokens
             if lim.allocate_per_chunk:
                 chunk = min(tokens, room - pending)
-                self._hold += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
+                self._held_blocks += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:
                 kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
-            if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
-                kv_manager.evict(self._hold)
+            if (
+                kv_manager.idle_blocks
+                and kv_manager.idle_blocks > kv_manager.free - self._held_blocks
+            ):
+                kv_manager.evict(self._held_blocks)
             r.phase = _PREFILL
             self.prefilling.append(r)
             self.prefill_pending = pending + tokens
@@ -256,9 +263,9 @@ class Loop(BatchState):
         """Requests of a queue that fit now, in queue order."""
         lim, kv_manager = self._lim, self.kv_manager
         if group is NextQueue.SWAPPED:
-            candidates, held = self._swapped_in_order(), self._hold
+            candidates, held = self._swapped_in_order(), self._held_blocks
         else:
-            candidates, held = self.waiting.ordered(), self._hold if lim.mixed_batches else 0
+            candidates, held = self.waiting.ordered(), self._held_blocks if lim.mixed_batches else 0
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         pending = self.prefill_pending
         free_seqs = (
@@ -295,7 +302,7 @@ class Loop(BatchState):
         """Whether `r`, which takes `need` blocks, may enter the batch."""
         if len(self.decoding) + len(self.prefilling) + len(self.pending_free) >= lim.max_seqs:
             return False
-        need += lim.watermark_blocks + self._hold
+        need += lim.watermark_blocks + self._held_blocks
         if self._calls_headroom:
             need += self.policy.headroom_blocks(r, self.view)
         if need > self.kv_manager.free:
@@ -339,7 +346,7 @@ class Loop(BatchState):
             entered += 1
             blocks = -(-kv_tokens // bs)
             kv_manager.free -= blocks
-            self._hold += need - blocks
+            self._held_blocks += need - blocks
             if r.in_host_memory:
                 kv_manager.host_free += r.blocks
                 self.swap_s += self.predictions.swap_s(r.blocks)
@@ -368,7 +375,7 @@ class Loop(BatchState):
             if free - need < (lim.decode_headroom_blocks if self.decoding else 0):
                 break
             free -= need
-            self._hold += need
+            self._held_blocks += need
             self.stalled.remove(r)
             self.most_tokens += r.prompt_tokens + r.max_output_tokens
             self._start_decode(r)
@@ -387,7 +394,7 @@ class Loop(BatchState):
             before = r.kv_tokens
             chunk = r.target_tokens - before
             if chunk <= budget:
-                self._filled = True
+                self._prefill_completed = True
             elif lim.chunked:
                 if budget <= 0:
                     break
@@ -395,7 +402,7 @@ class Loop(BatchState):
             elif chunks:
                 break
             else:
-                self._filled = True  # a prompt larger than the budget runs alone
+                self._prefill_completed = True  # a prompt larger than the budget runs alone
             r.kv_tokens = after = before + chunk
             if after > r.blocks * kv_manager.block_size:
                 blocks = -(-after // kv_manager.block_size)
@@ -413,7 +420,7 @@ class Loop(BatchState):
         """Emit the first token of requests with a complete prefill; they decode from the next
         iteration.
         """
-        self._filled = False
+        self._prefill_completed = False
         now_s = self.now_s
         ended = False
         still: list[RequestState] = []
@@ -440,7 +447,7 @@ class Loop(BatchState):
                 self._start_decode(r)
         self.prefilling = still
         if self.waiting.live or self.swapped or self._dynamic_limits:
-            self._dirty = True
+            self._must_refill = True
         return ended
 
     def _finish(self, r: RequestState) -> None:
@@ -456,7 +463,7 @@ class Loop(BatchState):
         self.most_tokens -= r.prompt_tokens + r.max_output_tokens
         self.reserved_blocks -= r.reserved_blocks
         self.finished.append(r)
-        self._dirty = True
+        self._must_refill = True
         if r.notify_on_finish or self.reports_all_ends:
             self.outbox.append(Release.finish(r))
         if self._calls_on_finished:

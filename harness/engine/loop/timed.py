@@ -105,7 +105,7 @@ class TimedInstance(SimulatedInstance):
     def _pass_time(self, horizon_s: float) -> bool:
         if self._swapped:
             self._swapped = False
-            self._dirty = True
+            self._must_refill = True
             self.now_s += self.step_time.step_s(0, 0, ())
             return True
         return super()._pass_time(horizon_s)

@@ -345,7 +345,7 @@ class SimulatedInstance(Loop):
             measures.kv_block_s += used * duration_s
             if used > measures.kv_peak:
                 measures.kv_peak = used
-            if not (self.complete() or chunks or self._dirty):
+            if not (self.complete() or chunks or self._must_refill):
                 self._leap(horizon_s, duration_s)
             if self.now_s >= measures.next_sample_s:
                 self._sample()
@@ -363,7 +363,7 @@ class SimulatedInstance(Loop):
 
     def _pass_time(self, horizon_s: float) -> bool:
         """Nothing can run now: let the clock go on. False if the horizon comes first."""
-        self._dirty = True
+        self._must_refill = True
         if self.swap_s:
             self.now_s += self.swap_s
             self.swap_s = 0.0
@@ -397,7 +397,7 @@ class SimulatedInstance(Loop):
             return False
         if self.timeouts and self.timeouts[0][0] <= self.now_s:
             return False
-        if self._dirty:
+        if self._must_refill:
             if self.waiting.live or self.swapped or self.stalled:
                 return False
             if self._dynamic_limits:
@@ -408,7 +408,7 @@ class SimulatedInstance(Loop):
         free = kv_manager.free - self.residues[self.tick & self._mask]
         if free < headroom_blocks:
             return False
-        self._dirty = False
+        self._must_refill = False
         if self.chunks:
             self.chunks = []
         self.decode_seqs = seqs

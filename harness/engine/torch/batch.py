@@ -188,15 +188,15 @@ class Layout:
         low, high = int(ids.min()), int(ids.max()) + 1
         if pairs >= _DENSE * (high - low) and np.bincount(ids - low).max() == 1:
             where = slice(low, high)
-            span, index = high - low, ids - low
-            owner, spread = np.zeros(span, np.int64), owner
-            owner[index] = spread
-            seat, spread = np.full(span, len(tables) * width), seat
-            seat[index] = spread
-            end, spread = np.zeros(span, np.int64), end
-            end[index] = spread
-            begin, spread = np.zeros(span, np.int64), begin
-            begin[index] = spread
+
+            def spread(values: Ints, elsewhere: int = 0) -> Ints:
+                """A value for each block from `low` to `high`."""
+                whole = np.full(high - low, elsewhere, np.int64)
+                whole[ids - low] = values
+                return whole
+
+            owner, seat = spread(owner), spread(seat, len(tables) * width)
+            end, begin = spread(end), spread(begin)
         else:
             where = self._tensor(ids)
         offset = np.arange(size)

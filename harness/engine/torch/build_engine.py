@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 
+from ....predictors.specs import GIB
 from ...core.device import StageDevice
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.predictions import Guess
+from ...core.state import RequestState
 from ..loop.measures import Measures
 from .cache import KvCache, Swapper
-from .clock import WallClock
+from .clock import Clock, RealClock
 from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
 from .executed_static import PagedStaticInstance, StaticExecution
 from .execution import Execution, Opens, PagedInstance
-from .load_decoder import check_room, free_bytes, kv_bytes
+from .load_decoder import check_room, free_bytes
 from .runner import Runner
+from .sequence import Sequence
 from .tiers import TierFolder, Tiers
 from .torch_errors import DoesNotFitError, ModelError
 from .torch_kv_cache_manager import PagedStoreKVCacheManager, SharedUnits, TorchKVCacheManager
 from .torch_workers import HERE, Workers
 
-_GIB = 1 << 30
-_CPU_KV_BYTES = _GIB  # where nothing is said
+_CPU_KV_BYTES = GIB  # where nothing is said
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9)
     Raises:
         DoesNotFitError: no block fits.
     """
-    each = kv_bytes(decoder.config, decoder.dtype, block_size)
+    each = decoder.block_bytes(block_size)
     free = free_bytes(decoder.device)
     if decoder.device.type == "cpu":
         room = min(_CPU_KV_BYTES, round(memory_share * free))
@@ -61,8 +63,8 @@ def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9)
         room = free - round((1 - memory_share) * total)
     if room < each:
         raise DoesNotFitError(
-            f"no KV block ({each / _GIB:.3f} GiB) fits: {decoder.device} has "
-            f"{free / _GIB:.2f} GiB free after the weights"
+            f"no KV block ({each / GIB:.3f} GiB) fits: {decoder.device} has "
+            f"{free / GIB:.2f} GiB free after the weights"
         )
     return room // each
 
@@ -70,6 +72,10 @@ def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9)
 def swaps(policy: AnyPolicy) -> bool:
     """May it ask for a swap?"""
     return isinstance(policy, Policy) and overrides(policy, "preemption_mode")
+
+
+def _no_request(r: RequestState) -> Sequence:
+    raise AssertionError("no request arrives")
 
 
 class Engine:
@@ -88,25 +94,18 @@ class Engine:
         home: int = HERE,
     ) -> None:
         self.room = room
-        each = kv_bytes(decoder.config, decoder.dtype, room.block_size)
+        each = decoder.block_bytes(room.block_size)
         cpu = torch.device("cpu")
         blocks = room.blocks + room.spare_blocks
         check_room(each * blocks, decoder.device, f"{blocks} KV blocks")
         check_room(each * room.num_cpu_blocks, cpu, f"{room.num_cpu_blocks} host KV blocks")
-        cache_args = (decoder.config, blocks, room.block_size, decoder.dtype, decoder.device)
-        self.cache = KvCache(*cache_args)
+        config, size, dtype, device = decoder.config, room.block_size, decoder.dtype, decoder.device
+        self.cache = KvCache(config, blocks, size, dtype, device)
         self.swapper: Swapper | None = None
         host = None
         if room.num_cpu_blocks:
-            pinned = decoder.device.type == "cuda"
-            host = KvCache(
-                decoder.config,
-                room.num_cpu_blocks,
-                room.block_size,
-                decoder.dtype,
-                cpu,
-                pinned=pinned,
-            )
+            pinned = device.type == "cuda"
+            host = KvCache(config, room.num_cpu_blocks, size, dtype, cpu, pinned=pinned)
             self.swapper = Swapper(self.cache, host)
         self.spread = None
         if workers is not None:
@@ -116,7 +115,7 @@ class Engine:
         self.decoder = decoder
         self.runner = Runner(decoder, self.cache)
 
-    def place(self, layers: Sequence[int]) -> None:
+    def place(self, layers: Seq[int]) -> None:
         """Put each pipeline stage of so many layers into a process of its own: the first, with the
         embeddings and the head, stays here.
 
@@ -138,7 +137,7 @@ class Engine:
         self,
         policy: AnyPolicy,
         opens: Opens,
-        clock: WallClock,
+        clock: Clock,
         *,
         predictions: Guess | None = None,
         sample_s: float = float("inf"),
@@ -160,6 +159,17 @@ class Engine:
         if self.spread is not None:
             self.spread.in_use = execution.in_use
         return PagedInstance(policy, kv_manager, predictions, execution, measures, index, stages)
+
+    def most_tokens(self, policy: AnyPolicy) -> int:
+        """Longest prompt and answer together that an instance can hold. There must be no instance
+        that is in use.
+        """
+        spare = 0
+        if isinstance(policy, Policy):
+            limits = policy.limits(self.instance(policy, _no_request, RealClock()).view)
+            spare = limits.watermark_blocks + limits.decode_headroom_blocks
+        tokens = (self.room.blocks - spare) * self.room.block_size
+        return min(tokens, self.decoder.config.context)
 
     def _kv_manager(self) -> TorchKVCacheManager:
         room = self.room

@@ -41,11 +41,6 @@ class KvCache:
             for _ in range(config.layers)
         ]
 
-    @property
-    def block_bytes(self) -> int:
-        """Of one block in all layers."""
-        return sum(t[:, :1].numel() * t.element_size() for t in self.layers)
-
 
 class Swapper:
     """Copies whole blocks between a KV cache and one of the same layout in host memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,10 +13,10 @@ from torch import Tensor
 from .attention import Partial, chunk, decode
 from .batch import Batch, Decodes
 from .decoder_config import DecoderConfig
-from .pipeline import Carrier, Pipeline
+from .pipeline import Pipeline
 from .rope import rotate, rotations
 from .tiers import UnitShape
-from .weights import DecoderWeights, Layer, Norm
+from .weights import Affine, DecoderWeights, Layer
 
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _TILE = 512  # rows at once on a CPU: what lies between two products stays in a cache
@@ -50,11 +51,15 @@ class Decoder:
         """Data type of weights and KV as placements and profiles name it."""
         return _DTYPE_NAMES[self.dtype]
 
-    def carrier(self, cache: list[Tensor]) -> Carrier:
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one KV block of all layers."""
+        return self.config.kv_bytes_per_token(self.dtype.itemsize) * block_size
+
+    def carrier(self, cache: list[Tensor]) -> Pipeline:
         """Makes the transfer of KV between a store and `cache` in parallel to the computation."""
         return Pipeline(cache.__getitem__, lambda: range(self.config.layers))
 
-    def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
+    def logits(self, batch: Batch, cache: list[Tensor], carrier: Pipeline) -> Tensor:
         """Logits of shape [rows wanted, vocabulary]; `cache` has a tensor for each layer and takes
         the new KV. `carrier` is called for each layer.
         """
@@ -151,7 +156,7 @@ class Decoder:
         """Of the decoding sequences, over the blocks that `kv` has."""
         return decode(queries, kv, to, self._scale)
 
-    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+    def _norm(self, x: Tensor, norm: Affine) -> Tensor:
         weight, bias = norm
         if bias is not None:
             return F.layer_norm(x, (x.shape[-1],), weight, bias, self.config.eps)
@@ -183,15 +188,11 @@ def store(kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
     kv[1].view(-1, dim).index_copy_(0, batch.slots, values.reshape(-1, dim))
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 

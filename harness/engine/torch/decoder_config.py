@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....predictors.families import (
+    Architecture,
+    Kind,
+    Modules,
+    architecture_of,
+    torch_types,
+)
 from ....workloads.parsing import parse_json
 from .torch_errors import ModelError
 
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "opt")
+Shape = tuple[int, ...]
 _ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh"}
 
 
@@ -72,6 +79,66 @@ class DecoderConfig:
         """Keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
+    def tensors(
+        self, root: str | None = None, layers: Iterable[int] | None = None
+    ) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each weight of a checkpoint whose modules stand below `root` (None:
+        that of a whole model), of these layers (None: all).
+        """
+        modules = modules_of(self.family)
+        root = modules.roots[0] if root is None else root
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        norm_bias = self.rope is None
+        yield f"{root}{modules.tokens}.weight", (self.vocab, self.hidden)
+        if self.rope is None:
+            rows = self.context + self.position_offset
+            yield f"{root}{modules.positions[0]}.weight", (rows, self.hidden)
+        for number in range(self.layers) if layers is None else layers:
+            prefix = f"{root}{modules.layers}.{number}."
+            yield from affine(prefix + modules.attention_norm, norm_bias, self.hidden)
+            norms = (*modules.qk_norm, "")
+            for name, norm, width in zip(modules.qkv, norms, (queries, keys, keys), strict=True):
+                yield from affine(prefix + name, self.qkv_bias, width, self.hidden)
+                if self.qk_norm and norm:
+                    yield from affine(prefix + norm, False, self.head_dim)
+            yield from affine(prefix + modules.out, self.out_bias, self.hidden, queries)
+            yield from affine(prefix + modules.mlp_norm, norm_bias, self.hidden)
+            for name in modules.up:
+                yield from affine(prefix + name, self.mlp_bias, self.inner, self.hidden)
+            yield from affine(prefix + modules.down, self.mlp_bias, self.hidden, self.inner)
+        yield from affine(root + modules.norm, norm_bias, self.hidden)
+        if not self.tied:
+            yield f"{modules.head}.weight", (self.vocab, self.hidden)
+
+
+def affine(module: str, bias: bool, *shape: int) -> Iterator[tuple[str, Shape]]:
+    """The weight of a projection or norm, and its bias if it has one."""
+    yield f"{module}.weight", shape
+    if bias:
+        yield f"{module}.bias", shape[:1]
+
+
+def modules_of(model_type: str) -> Modules:
+    """Names of the modules of a type that this engine runs."""
+    architecture = architecture_of({"model_type": model_type})
+    modules = architecture.family.modules if architecture else None
+    assert modules is not None
+    return modules
+
+
+def runnable(fields: Mapping[str, Any], folder: Path, kind: Kind, does: str) -> Architecture:
+    """The architecture that the fields of a `config.json` name.
+
+    Raises:
+        ModelError: it is none of this kind that this engine runs; it `does` with those.
+    """
+    name, types = fields.get("model_type"), torch_types(kind)
+    if not isinstance(name, str) or name not in types:
+        raise ModelError(
+            f"{folder} is a model of type {name!r}; backend torch {does} with {', '.join(types)}"
+        )
+    return types[name]
+
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """`config.json` as it stands.
@@ -98,18 +165,13 @@ def read_config(folder: Path) -> DecoderConfig:
         ModelError: it is of a family, or has a feature, that this engine does not run.
     """
     fields = read_fields(folder)
-    family = fields.get("model_type")
-    if family not in DECODERS:
-        raise ModelError(
-            f"{folder} is a model of type {family!r}; backend torch generates with "
-            f"{', '.join(DECODERS)}"
-        )
+    architecture = runnable(fields, folder, "decoder", "generates")
     if "auto_map" in fields and not (fields.get("architectures") or [""])[0]:
         raise ModelError(f"{folder} needs code of its own, which backend torch does not run")
     if fields.get("quantization_config"):
         raise ModelError(f"{folder} is quantized; backend torch runs float32, bfloat16 and float16")
     try:
-        config = _opt(fields) if family == "opt" else _llama_like(family, fields)
+        config = decoder_config(architecture, fields)
     except KeyError as error:
         raise ModelError(f"{folder}/config.json lacks the field {error}") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -132,62 +194,58 @@ def _check(folder: Path, config: DecoderConfig) -> None:
         )
 
 
-def _llama_like(family: str, fields: Mapping[str, Any]) -> DecoderConfig:
-    heads = int(fields["num_attention_heads"])
-    hidden = int(fields["hidden_size"])
-    if fields.get("use_sliding_window"):
-        raise ValueError("windows that differ between layers are not supported")
-    return DecoderConfig(
-        family=family,
-        layers=int(fields["num_hidden_layers"]),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(fields.get("num_key_value_heads") or heads),
-        head_dim=int(fields.get("head_dim") or hidden // heads),
-        inner=int(fields["intermediate_size"]),
-        vocab=int(fields["vocab_size"]),
-        context=int(fields.get("max_position_embeddings", 2048)),
-        eps=float(fields.get("rms_norm_eps", 1e-6)),
-        activation=_activation(fields.get("hidden_act", "silu")),
-        rope=_rope(fields),
-        qkv_bias=family == "qwen2" or bool(fields.get("attention_bias")),
-        out_bias=family != "qwen2" and bool(fields.get("attention_bias")),
-        mlp_bias=bool(fields.get("mlp_bias")),
-        qk_norm=family == "qwen3",
-        tied=bool(fields.get("tie_word_embeddings", False)),
-        window=fields.get("sliding_window") if family == "mistral" else None,
-        eos=_eos(fields),
-        dtype=_dtype(fields),
-    )
+def sizes_of(architecture: Architecture, fields: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function that returns the value of a size of `FIELDS`, else the default that it is called
+    with; without one it raises KeyError.
+    """
+
+    def value(size: str, *default: Any) -> Any:
+        names = architecture.names(size)
+        values = [fields[name] for name in names if name in fields] or default
+        if not values:
+            raise KeyError(names[0])
+        return values[0]
+
+    return value
 
 
-def _opt(fields: Mapping[str, Any]) -> DecoderConfig:
-    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-    if not fields.get("do_layer_norm_before", True):
-        raise ValueError("norms after the layers (OPT-350m) are not supported")
-    if fields.get("word_embed_proj_dim", hidden) != hidden:
+def decoder_config(architecture: Architecture, fields: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder that the fields of a `config.json` describe.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: it has a feature that this engine does not run.
+    """
+    value = sizes_of(architecture, fields)
+    family, traits = architecture.family, architecture.family.traits
+    heads, hidden = int(value("heads")), int(value("hidden"))
+    if value("embedding_width", hidden) != hidden:
         raise ValueError("embeddings of another width than the layers are not supported")
-    if not fields.get("enable_bias", True) or fields.get("_remove_final_layer_norm"):
-        raise ValueError("an OPT without biases or without its last norm is not supported")
+    for name, refused, reason in family.refusals:
+        if bool(fields.get(name, not refused)) is refused:
+            raise ValueError(reason)
+    rotary = traits.position_offset is None
+    biased = bool(fields.get("attention_bias"))
     return DecoderConfig(
-        family="opt",
-        layers=int(fields["num_hidden_layers"]),
+        family=architecture.type.name,
+        layers=int(value("layers")),
         hidden=hidden,
         heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        inner=int(fields["ffn_dim"]),
-        vocab=int(fields["vocab_size"]),
-        context=int(fields["max_position_embeddings"]),
-        eps=1e-5,
-        activation=_activation(fields.get("activation_function", "relu")),
-        rope=None,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        qk_norm=False,
-        tied=bool(fields.get("tie_word_embeddings", True)),
-        position_offset=2,
+        kv_heads=int(value("kv_heads", 0) or heads),
+        head_dim=int(value("head_dim", 0) or hidden // heads),
+        inner=int(value("intermediate")),
+        vocab=int(value("vocab")),
+        context=int(value("context_tokens", *(2048,) * rotary)),
+        eps=float(value("eps", family.eps)),
+        activation=_activation(value("activation", family.activation)),
+        rope=_rope(fields) if rotary else None,
+        qkv_bias=traits.biases != "none" or biased,
+        out_bias=traits.biases == "all" or (traits.biases == "none" and biased),
+        mlp_bias=traits.biases == "all" or bool(fields.get("mlp_bias")),
+        qk_norm=traits.qk_norm,
+        tied=bool(fields.get("tie_word_embeddings", family.tied)),
+        window=fields.get("sliding_window") if family.slides else None,
+        position_offset=traits.position_offset or 0,
         eos=_eos(fields),
         dtype=_dtype(fields),
     )

@@ -24,10 +24,10 @@ from .attention import Partial, merged
 from .batch import Batch, Decodes
 from .cache import InUse, KvCache, LayerKv, Swapper, packed, unpacked
 from .decoder import Decoder, store
-from .pipeline import Carrier, Pipeline, Traffic
+from .pipeline import Pipeline, Traffic
 from .sequence import OffloadedBlocks, Sequence
 from .torch_errors import ModelError
-from .torch_workers import HERE, ModelWorkers, Workers
+from .torch_workers import HERE, Workers
 
 
 @dataclass(frozen=True)
@@ -44,28 +44,24 @@ class CompletedMove:
     seconds: float
 
 
-class _SpreadCarrier:
+class _SpreadPipeline(Pipeline):
     """Carries the traffic of an iteration here and at the workers."""
 
-    def __init__(self, here: Pipeline, workers: ModelWorkers, busy: Callable[[], Seq[int]]) -> None:
-        self._here = here
-        self._workers = workers
-        self._busy = busy
+    def __init__(self, spread: Spread, cache: list[Tensor]) -> None:
+        super().__init__(cache.__getitem__, lambda: spread.layers_at(HERE))
+        self._spread = spread
         self._ranks: Seq[int] = ()
-        self.ready = here.ready
-        self.computed = here.computed
-        self.carried = here.carried
 
     def begin(self, traffic: Traffic) -> None:
-        self._ranks = self._busy()
+        self._ranks = self._spread.busy()
         for rank in self._ranks:
-            self._workers.ask(rank, "prefetch", traffic)
-        self._here.begin(traffic)
+            self._spread.workers.ask(rank, "prefetch", traffic)
+        super().begin(traffic)
 
     def drain(self) -> None:
-        self._here.drain()
+        super().drain()
         for rank in self._ranks:
-            self._workers.ask(rank, "drain")
+            self._spread.workers.ask(rank, "drain")
 
 
 class SpreadSwapper(Swapper):
@@ -129,19 +125,16 @@ class Spread(Decoder):
             self.in_use = None
             self.moves.clear()
 
-    def carrier(self, cache: list[Tensor]) -> Carrier:
+    def carrier(self, cache: list[Tensor]) -> Pipeline:
         """Makes the transfer of KV between a store and all processes, each for its own layers."""
-        here = Pipeline(
-            cache.__getitem__, lambda: [n for n, holder in enumerate(self._holders) if not holder]
-        )
-        return _SpreadCarrier(here, self.workers, self.busy)
+        return _SpreadPipeline(self, cache)
 
     def busy(self) -> list[int]:
         """Workers where anything of this model lives."""
         helpers = {helper for helper, _ in self._helped.values()}
         return sorted(({*self._holders} | helpers) - {HERE})
 
-    def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
+    def logits(self, batch: Batch, cache: list[Tensor], carrier: Pipeline) -> Tensor:
         x, turn = self.embedded(batch), self.turn(batch)
         for rank, group in groupby(range(self.config.layers), self._holders.__getitem__):
             numbers = list(group)
@@ -227,15 +220,13 @@ class Spread(Decoder):
 
     # ---------------------------------------------------------------- places of layers and heads
 
-    def layers_at(self, rank: int) -> int:
-        """Number of layers at a worker."""
-        return self._holders.count(rank)
+    def layers_at(self, rank: int) -> list[int]:
+        """Layers at a process, with all their heads or without some."""
+        return [n for n, holder in enumerate(self._holders) if holder == rank]
 
     def movable(self, rank: int) -> list[int]:
         """Layers there with all their heads."""
-        return [
-            n for n, holder in enumerate(self._holders) if holder == rank and n not in self._helped
-        ]
+        return [n for n in self.layers_at(rank) if n not in self._helped]
 
     def helped_by(self, rank: int) -> dict[int, int]:
         """KV heads that are there, by layer."""
@@ -263,7 +254,7 @@ class Spread(Decoder):
         """Bytes of weights and of that many KV blocks at a process; `home` is this one."""
         every, kv = self.config.kv_heads, self.kv_bytes(blocks)
         there = self.layer_bytes(blocks)
-        held = sum(there[n] for n, holder in enumerate(self._holders) if holder == rank)
+        held = sum(there[n] for n in self.layers_at(rank))
         if rank == HERE:
             away = sum(heads for _, heads in self._helped.values())
             return held + self.own_weight_bytes - kv * away // every
@@ -410,8 +401,7 @@ class Spread(Decoder):
         """
         mine = {n: self.config.kv_heads - heads for n, (_, heads) in self._helped.items()}
         for rank in self.busy():
-            here = [n for n in self._all if self._holders[n] == rank]
-            layers = {n: kv[n][:, :, : mine.get(n)].contiguous() for n in here}
+            layers = {n: kv[n][:, :, : mine.get(n)].contiguous() for n in self.layers_at(rank)}
             heads = {n: kv[n][:, :, mine[n] :].contiguous() for n in self.helped_by(rank)}
             self.workers.ask(rank, "write_blocks", list(blocks), layers, heads)
 

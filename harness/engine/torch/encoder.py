@@ -10,37 +10,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from ....workloads.parsing import parse_json
-from .decoder_config import read_fields
+from .decoder_config import modules_of
+from .encoder_config import read_encoder
 from .load_decoder import check_room, torch_device
 from .model_tensors import Checkpoint
 from .torch_errors import ModelError
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-_PREFIXES = ("", "bert.", "roberta.")
-
 Affine = tuple[Tensor, Tensor]  # weight [out, in] or [hidden], bias
-
-
-@dataclass(frozen=True)
-class EncoderConfig:
-    """`offset`: where positions begin. `pooling`: `cls` or `mean`."""
-
-    layers: int
-    hidden: int
-    heads: int
-    inner: int
-    vocab: int
-    positions: int
-    kinds: int
-    eps: float
-    offset: int
-    pooling: str
-
-    @property
-    def context(self) -> int:
-        """Maximum number of tokens of a text."""
-        return self.positions - self.offset
 
 
 @dataclass(frozen=True)
@@ -51,50 +27,6 @@ class _Layer:
     up: Affine
     down: Affine
     last_norm: Affine
-
-
-def read_encoder(folder: Path) -> EncoderConfig:
-    """The encoder in a folder.
-
-    Raises:
-        ModelError: it is none of the BERT family, or has a feature that is not supported.
-    """
-    fields = read_fields(folder)
-    kind = fields.get("model_type")
-    if kind not in ENCODERS:
-        raise ModelError(
-            f"{folder} is a model of type {kind!r}; backend torch embeds with {', '.join(ENCODERS)}"
-        )
-    if fields.get("hidden_act", "gelu") != "gelu":
-        raise ModelError(f"{folder}: the activation {fields['hidden_act']!r} is not supported")
-    if fields.get("position_embedding_type", "absolute") != "absolute":
-        raise ModelError(f"{folder}: only absolute positions are supported")
-    try:
-        padding = int(fields.get("pad_token_id") or 0)
-        return EncoderConfig(
-            layers=int(fields["num_hidden_layers"]),
-            hidden=int(fields["hidden_size"]),
-            heads=int(fields["num_attention_heads"]),
-            inner=int(fields["intermediate_size"]),
-            vocab=int(fields["vocab_size"]),
-            positions=int(fields["max_position_embeddings"]),
-            kinds=int(fields.get("type_vocab_size", 2)),
-            eps=float(fields.get("layer_norm_eps", 1e-12)),
-            offset=0 if kind == "bert" else padding + 1,
-            pooling=_pooling(folder),
-        )
-    except KeyError as error:
-        raise ModelError(f"{folder}/config.json lacks the field {error}") from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ModelError(f"{folder}/config.json: {error}") from None
-
-
-def _pooling(folder: Path) -> str:
-    """As a sentence-transformers folder says it; else the mean."""
-    file = folder / "1_Pooling" / "config.json"
-    pooling = parse_json(file.read_text("utf-8")) if file.is_file() else {}
-    cls = isinstance(pooling, dict) and pooling.get("pooling_mode_cls_token")
-    return "cls" if cls else "mean"
 
 
 class Encoder:
@@ -111,17 +43,18 @@ class Encoder:
         needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         check_room(needed, place, f"the weights of {folder.name}")
         self._checkpoint = checkpoint = Checkpoint(folder, torch.float32, place)
-        roots = (p for p in _PREFIXES if f"{p}embeddings.word_embeddings.weight" in checkpoint)
-        self._root = next(roots, "")
+        self._modules = modules_of(config.family)
+        self._root = root = checkpoint.root(self._modules)
+        self._shapes = dict(config.tensors(root, ()))
         self._device = place
-        prefix = "embeddings."
-        self._words = self._get(f"{prefix}word_embeddings.weight", config.vocab, config.hidden)
-        places = self._get(f"{prefix}position_embeddings.weight", config.positions, config.hidden)
+        modules = self._modules
+        self._words = self._get(f"{root}{modules.tokens}.weight")
+        places = self._get(f"{root}{modules.positions[0]}.weight")
         # Every text is of the first kind: what that adds is added to the positions, once.
-        kinds = self._get(f"{prefix}token_type_embeddings.weight", config.kinds, config.hidden)
+        kinds = self._get(f"{root}{modules.token_types}.weight")
         self._places = places + kinds[0]
-        self._norm = self._affine(f"{prefix}LayerNorm", config.hidden)
-        self._layers = [self._layer(f"encoder.layer.{n}.") for n in range(config.layers)]
+        self._norm = self._affine(f"{root}{modules.norm}")
+        self._layers = [self._layer(number) for number in range(config.layers)]
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """[texts, hidden], of length one each; `texts` are token ids, special ones included.
@@ -168,23 +101,23 @@ class Encoder:
     def _normed(self, x: Tensor, norm: Affine) -> Tensor:
         return F.layer_norm(x, (self.config.hidden,), *norm, self.config.eps)
 
-    def _layer(self, prefix: str) -> _Layer:
-        config = self.config
-        projections = [
-            self._affine(f"{prefix}attention.self.{name}", config.hidden, config.hidden)
-            for name in ("query", "key", "value")
-        ]
+    def _layer(self, number: int) -> _Layer:
+        names = self._modules
+        prefix = f"{self._root}{names.layers}.{number}."
+        self._shapes.update(self.config.tensors(self._root, (number,)))
+        projections = [self._affine(f"{prefix}{name}") for name in names.qkv]
+        [up] = names.up
         return _Layer(
             qkv=(torch.cat([w for w, _ in projections]), torch.cat([b for _, b in projections])),
-            out=self._affine(f"{prefix}attention.output.dense", config.hidden, config.hidden),
-            norm=self._affine(f"{prefix}attention.output.LayerNorm", config.hidden),
-            up=self._affine(f"{prefix}intermediate.dense", config.inner, config.hidden),
-            down=self._affine(f"{prefix}output.dense", config.hidden, config.inner),
-            last_norm=self._affine(f"{prefix}output.LayerNorm", config.hidden),
+            out=self._affine(f"{prefix}{names.out}"),
+            norm=self._affine(f"{prefix}{names.attention_norm}"),
+            up=self._affine(f"{prefix}{up}"),
+            down=self._affine(f"{prefix}{names.down}"),
+            last_norm=self._affine(f"{prefix}{names.mlp_norm}"),
         )
 
-    def _affine(self, name: str, wide: int, *narrow: int) -> Affine:
-        return self._get(f"{name}.weight", wide, *narrow), self._get(f"{name}.bias", wide)
+    def _affine(self, module: str) -> Affine:
+        return self._get(f"{module}.weight"), self._get(f"{module}.bias")
 
-    def _get(self, name: str, *shape: int) -> Tensor:
-        return self._checkpoint.get(f"{self._root}{name}", shape)
+    def _get(self, name: str) -> Tensor:
+        return self._checkpoint.get(name, self._shapes[name])

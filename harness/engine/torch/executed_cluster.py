@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -43,10 +43,8 @@ from .batch import Piece
 from .build_engine import Engine, KvCacheConfig
 from .clock import TurnClock
 from .decoder import Decoder
-from .execution import ModulesMoved, Opens, PagedInstance
-from .load_decoder import kv_bytes
+from .execution import Opens, PagedInstance
 from .sequence import Sequence as Tokens
-from .torch_kv_cache_manager import PagedStoreKVCacheManager
 from .torch_workers import Workers
 
 _ECHO_BYTES = 1 << 22
@@ -207,17 +205,10 @@ class InstanceProcesses:
         self.instances.append(instance)
         return instance
 
-    def moves(self) -> Iterator[tuple[int, ModulesMoved]]:
-        """All moves of modules so far, with the instance that owns them."""
-        for instance in self.instances:
-            for moved in instance.moves:
-                yield instance.index, moved
-
     def flush(self) -> None:
         """Return when all that goes to a store is there."""
         for instance in self.instances:
-            if isinstance(instance.kv_manager, PagedStoreKVCacheManager):
-                instance.kv_manager.shared_units.flush()
+            instance.kv_manager.flush()
 
     # ---------------------------------------------------------------- before the run
 
@@ -255,9 +246,9 @@ class InstanceProcesses:
 
     def _placement(self) -> Placement:
         """What policies know of an instance: its bytes, and what it costs to send some."""
-        config, room = self.decoder.config, self.room
+        room = self.room
         spec: ModelSpec = model_spec(self.folder)
-        block_bytes = kv_bytes(config, self.decoder.dtype, room.block_size)
+        block_bytes = self.decoder.block_bytes(room.block_size)
         link, dtype = self._link(), self.decoder.dtype_name
         card = GpuSpec(
             name=str(self.decoder.device),
@@ -296,4 +287,4 @@ def spare_blocks(folder: Path, decoder: Decoder, room: KvCacheConfig) -> int:
     """Blocks that fit where half of the model of an instance was."""
     spec = model_spec(folder)
     weight_bytes = spec.layers * spec.layer_weight_bytes(decoder.dtype_name)
-    return room.blocks + weight_bytes // kv_bytes(decoder.config, decoder.dtype, room.block_size)
+    return room.blocks + weight_bytes // decoder.block_bytes(room.block_size)

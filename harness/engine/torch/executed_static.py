@@ -12,7 +12,7 @@ from ...core.view import Predictions
 from ..loop.measures import Measures
 from ..simulator.static import StaticInstance
 from .batch import Piece
-from .clock import WallClock
+from .clock import Clock
 from .execution import Opens
 from .runner import Runner
 from .sequence import Sequence
@@ -23,7 +23,7 @@ class StaticExecution:
     """A `StepTime` that carries out what a `PagedStaticInstance` runs: it took what it took."""
 
     def __init__(
-        self, runner: Runner, kv_manager: TorchKVCacheManager, clock: WallClock, opens: Opens
+        self, runner: Runner, kv_manager: TorchKVCacheManager, clock: Clock, opens: Opens
     ) -> None:
         self._runner = runner
         self._kv_manager = kv_manager
@@ -80,6 +80,8 @@ class PagedStaticInstance(StaticInstance):
     tokens.
     """
 
+    kv_manager: TorchKVCacheManager
+
     def __init__(
         self,
         policy: StaticPolicy,
@@ -87,10 +89,9 @@ class PagedStaticInstance(StaticInstance):
         predictions: Predictions,
         execution: StaticExecution,
         measures: Measures,
-        index: int = 0,
     ) -> None:
-        device = (StageDevice(f"instance {index}"),)
-        super().__init__(policy, kv_manager, predictions, execution, device, measures, index)
+        device = (StageDevice("instance 0"),)
+        super().__init__(policy, kv_manager, predictions, execution, device, measures)
         self._execution = execution
         self.ended: Callable[[RequestState, Sequence], None] | None = None
 

@@ -19,7 +19,7 @@ from ..loop.measures import Measures
 from ..loop.timed import Ran, RecordedStepTime, TimedInstance
 from .batch import Piece
 from .cache import InUse, Swapper
-from .clock import WallClock
+from .clock import Clock
 from .distributed import CompletedMove, Spread
 from .runner import Runner
 from .sequence import Sequence
@@ -47,7 +47,7 @@ class Execution(RecordedStepTime):
         runner: Runner,
         kv_manager: TorchKVCacheManager,
         swapper: Swapper | None,
-        clock: WallClock,
+        clock: Clock,
         predictions: LearnedPredictions,
         opens: Opens,
         spread: Spread | None = None,
@@ -67,13 +67,9 @@ class Execution(RecordedStepTime):
         self._swapped_blocks = 0
         self._swap_s = 0.0
         self._moving_s = 0.0
-        self._loop: TimedInstance | None = None
+        self.loop: TimedInstance | None = None  # the instance whose iterations are executed
         self.between: Callable[[], None] | None = None  # called before every iteration
         self.away_s = 0.0  # of the last iteration: another instance's process computed
-
-    def serves(self, loop: TimedInstance) -> None:
-        """The instance whose iterations are executed."""
-        self._loop = loop
 
     def sequence(self, r: RequestState) -> Sequence:
         """The sequence of `r`, made on first use."""
@@ -84,7 +80,7 @@ class Execution(RecordedStepTime):
         return sequence
 
     def next(self, seqs: int, kv_tokens: int, chunks: Seq[tuple[int, int]]) -> Ran:
-        loop, kv_manager = self._loop, self._kv_manager
+        loop, kv_manager = self.loop, self._kv_manager
         assert loop is not None
         self.clock.wait_until(loop.now_s)
         away_s = self._away_s()
@@ -113,10 +109,7 @@ class Execution(RecordedStepTime):
             for r, token in self.emitted:
                 self.sequences[r].tokens.append(token)
         self.away_s = self._away_s() - away_s
-        return self._ran_since(loop.now_s)
-
-    def _ran_since(self, begin_s: float) -> Ran:
-        took_s = self.clock.now_s() - begin_s
+        took_s = self.clock.now_s() - loop.now_s
         ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s, self.away_s)
         self._swapped_blocks, self._swap_s, self._moving_s = 0, 0.0, 0.0
         return ran
@@ -157,23 +150,18 @@ class Execution(RecordedStepTime):
         for r in self._coming:
             begin_s = self.clock.now_s()
             sequence = self.sequence(r)
-            if r in self.received:
-                self._write_received(r, sequence)
-                self._swapped(len(sequence.blocks), begin_s)
-                continue
-            assert self._swapper is not None
-            held = sequence.num_cpu_blocks
-            self._kv_manager.allocate_slots(r, len(held) * self._kv_manager.block_size)
-            self._swapper.into(held, sequence.blocks)
-            self._forget_host(sequence)
-            self._swapped(len(held), begin_s)
+            kv, held = self.received.pop(r, None), sequence.num_cpu_blocks
+            blocks = len(held) if kv is None else kv[0].shape[1]
+            self._kv_manager.allocate_slots(r, blocks * self._kv_manager.block_size)
+            if kv is not None:
+                assert self.spread is not None
+                self.spread.write_blocks(sequence.blocks, kv)
+            else:
+                assert self._swapper is not None
+                self._swapper.into(held, sequence.blocks)
+                self._forget_host(sequence)
+            self._swapped(blocks, begin_s)
         self._coming.clear()
-
-    def _write_received(self, r: RequestState, sequence: Sequence) -> None:
-        assert self.spread is not None
-        kv = self.received.pop(r)
-        self._kv_manager.allocate_slots(r, kv[0].shape[1] * self._kv_manager.block_size)
-        self.spread.write_blocks(sequence.blocks, kv)
 
     def hand_over(self, r: RequestState, target: Execution) -> float:
         """Read the KV of `r` into host memory, from where `target` takes it when `r` enters there;
@@ -232,6 +220,8 @@ class PagedInstance(TimedInstance):
 
     __slots__ = ("_execution", "_helper", "ended", "gave", "moves")
 
+    kv_manager: TorchKVCacheManager
+
     def __init__(
         self,
         policy: Policy,
@@ -250,7 +240,7 @@ class PagedInstance(TimedInstance):
         self.moves: list[ModulesMoved] = []
         self.ended: Callable[[RequestState, Sequence], None] | None = None
         self.gave: Callable[[RequestState, int], None] | None = None
-        execution.serves(self)
+        execution.loop = self
 
     def complete(self) -> bool:
         emitted, self._execution.emitted = self._execution.emitted, []
@@ -314,7 +304,6 @@ class PagedInstance(TimedInstance):
         there = len(self.swapped)
         super()._preempt()
         if len(self.swapped) > there:
-            assert isinstance(self.kv_manager, TorchKVCacheManager)
             self._execution.swap_out(self.swapped[-1], self.kv_manager.last_released)
 
     def _start_decode(self, r: RequestState) -> None:

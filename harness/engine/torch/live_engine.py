@@ -17,7 +17,6 @@ from .clock import RealClock
 from .execution import PagedInstance
 from .sequence import Sampling, Sequence, TokenLogprobs
 from .threads import CpuWait, ThreadLayout
-from .torch_kv_cache_manager import PagedStoreKVCacheManager
 
 _IDLE_S = 0.02  # wait when no request can run now
 _DIGEST = (1 << 62) - 1
@@ -91,8 +90,7 @@ class LiveEngine:
             self._stops = True
             self._wake.notify()
         self._thread.join()
-        if isinstance(self.instance.kv_manager, PagedStoreKVCacheManager):
-            self.instance.kv_manager.shared_units.flush()
+        self.instance.kv_manager.flush()
 
     @property
     def running(self) -> bool:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from ....predictors.specs import GIB
 from .decoder import Decoder
-from .decoder_config import DecoderConfig, read_config
+from .decoder_config import read_config
 from .torch_errors import DoesNotFitError, ModelError
 from .weights import load_weights
 
-_GIB = 1 << 30
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -74,11 +74,6 @@ def check_room(needed: int, device: torch.device, contents: str) -> None:
     free = free_bytes(device)
     if needed > free:
         raise DoesNotFitError(
-            f"{contents} take {needed / _GIB:.2f} GiB, but {device} has {free / _GIB:.2f} GiB "
+            f"{contents} take {needed / GIB:.2f} GiB, but {device} has {free / GIB:.2f} GiB "
             "free; use fewer KV blocks, a smaller model or another device"
         )
-
-
-def kv_bytes(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> int:
-    """Of one KV block in all layers."""
-    return config.kv_bytes_per_token(dtype.itemsize) * block_size

@@ -130,7 +130,8 @@ class BatchTimer:
         return [self._reference() for _ in range(_REFERENCE_REPEATS)]
 
 
-def _step(engine: Engine, shape: BatchShape) -> _Timed:
+def _batch(engine: Engine, shape: BatchShape) -> tuple[list[Sequence], list[Piece]]:
+    """Decoding sequences and pieces of prompts, one after the other in the cache."""
     free = iter(range(engine.room.blocks))
     size = engine.room.block_size
 
@@ -140,7 +141,11 @@ def _step(engine: Engine, shape: BatchShape) -> _Timed:
 
     decodes = [sequence(shape.kv_tokens + 1) for _ in range(shape.sequences)]
     prompts = [sequence(shape.before + shape.tokens) for _ in range(shape.chunks)]
-    pieces = [Piece(prompt, shape.before, shape.tokens) for prompt in prompts]
+    return decodes, [Piece(prompt, shape.before, shape.tokens) for prompt in prompts]
+
+
+def _step(engine: Engine, shape: BatchShape) -> _Timed:
+    decodes, pieces = _batch(engine, shape)
     return _Timed(engine.decoder.device, lambda: engine.runner.run(decodes, pieces))
 
 
@@ -151,9 +156,8 @@ def _copy(engine: Engine, shape: BatchShape) -> _Timed:
     draw = random.Random(count)
 
     def run() -> None:
-        begin = draw.randint(
-            0, engine.room.num_cpu_blocks - count
-        )  # nowhere near the last in a cache
+        # Nowhere near the last in a cache.
+        begin = draw.randint(0, engine.room.num_cpu_blocks - count)
         blocks = list(range(begin, begin + count))
         copy(blocks, blocks)
         swapper.wait()
@@ -210,14 +214,7 @@ def host_s(engine: Engine, shapes: Seq[BatchShape]) -> float:
     times = []
     for shape in shapes:
         if shape.sequences and not shape.chunks:
-            size = engine.room.block_size
-            count = -(-(shape.kv_tokens + 1) // size)
-            decodes = [
-                Sequence(
-                    [1] * (shape.kv_tokens + 1), blocks=list(range(n * count, (n + 1) * count))
-                )
-                for n in range(shape.sequences)
-            ]
+            decodes, _ = _batch(engine, shape)
             begin_s = time.perf_counter()
             engine.runner.layout.batch(decodes, [])
             times.append(time.perf_counter() - begin_s)
@@ -233,12 +230,12 @@ def measured_moves(decoder: Decoder, workers: Workers, block_size: int) -> Itera
     """Moves of every kind with more and more KV, to worker 1 and back; the first round of each
     size is for warming up and left out.
     """
-    each = decoder.config.kv_bytes_per_token(decoder.dtype.itemsize) * block_size
+    each = decoder.block_bytes(block_size)
     for blocks in _MOVED_BLOCKS:
         if blocks * each // decoder.config.layers > _MOST_MOVED_BYTES:
             break
-        cache_args = (decoder.config, blocks, block_size, decoder.dtype, decoder.device)
-        spread = Spread(decoder, KvCache(*cache_args), workers)
+        cache = KvCache(decoder.config, blocks, block_size, decoder.dtype, decoder.device)
+        spread = Spread(decoder, cache, workers)
         spread.lend_room(1, blocks)
         for _ in range(_MOVE_ROUNDS):
             _move_round(spread, blocks, block_size)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from ...core.module_moves import Module, ModuleMove, ModulePolicy
 
 if TYPE_CHECKING:
-    from . import distributed as spreading
-    from .distributed import Spread
+    from .distributed import CompletedMove, Spread
 
 HERE = 0
 
@@ -29,7 +28,7 @@ class ExecutedMove:
     time_s: float
     loads: Mapping[int, float]
     planned: ModuleMove
-    completed: tuple[spreading.CompletedMove, ...]
+    completed: tuple[CompletedMove, ...]
 
     def line(self) -> str:
         """Log line of the move."""
@@ -117,7 +116,7 @@ class Migrator:
         if max_layers < 1:
             return None
         each_bytes = self.spread.layer_bytes(self.used_blocks())[there[-1]]
-        computed = self._compute[source] / self.spread.layers_at(source)
+        computed = self._compute[source] / len(self.spread.layers_at(source))
         return self._nearest(Module.LAYERS, source, target, max_layers, computed, each_bytes, load)
 
     def _heads(self, source: int, target: int, load: Mapping[int, float]) -> ModuleMove | None:
@@ -166,7 +165,7 @@ class Migrator:
 
     # ---------------------------------------------------------------- moving
 
-    def _carry_out(self, move: ModuleMove) -> tuple[spreading.CompletedMove, ...]:
+    def _carry_out(self, move: ModuleMove) -> tuple[CompletedMove, ...]:
         spread = self.spread
         there = spread.movable(move.source)
         if move.module is Module.LAYERS:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ....predictors.families import Modules
 from ....workloads.parsing import parse_json
 from .torch_errors import ModelError
 
@@ -26,8 +29,10 @@ class Checkpoint:
         self._file_of = _files(folder)
         self._read: set[str] = set()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+    def root(self, modules: Modules) -> str:
+        """What stands before the names of all modules but the head's."""
+        roots = (r for r in modules.roots if f"{r}{modules.tokens}.weight" in self._file_of)
+        return next(roots, modules.roots[0])
 
     def get(self, name: str, shape: Sequence[int]) -> Tensor:
         """One tensor, on the device, in the dtype of the model.
@@ -38,11 +43,8 @@ class Checkpoint:
         file = self._file_of.get(name)
         if file is None:
             raise ModelError(f"{self._folder} has no weight {name!r}, which its config.json needs")
-        try:
-            with safe_open(file, framework="pt", device="cpu") as opened:
-                tensor: Tensor = opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} is damaged or cut short: {error}") from None
+        with _opened(file) as opened:
+            tensor: Tensor = opened.get_tensor(name)
         if list(tensor.shape) != list(shape):
             raise ModelError(
                 f"{file}: {name} has the shape {list(tensor.shape)}, but config.json asks for "
@@ -89,8 +91,14 @@ def _sharded(folder: Path, index: Path) -> dict[str, Path]:
 
 
 def _names(file: Path) -> list[str]:
+    with _opened(file) as opened:
+        return list(opened.keys())
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
-            return list(opened.keys())
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is damaged or cut short: {error}") from None

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,27 +46,10 @@ class TransferTotals:
     waited_s: float = 0.0
 
 
-class Carrier(Protocol):
-    """Carries the traffic of an iteration; without any, nothing of this waits."""
-
-    carried: TransferTotals  # in this process
-
-    def begin(self, traffic: Traffic) -> None:
-        """All layers are computed next, in their order; loading begins."""
-
-    def ready(self, layer: int) -> None:
-        """Return when the layer's KV is there."""
-
-    def computed(self, layer: int) -> None:
-        """The layer's new KV may be stored."""
-
-    def drain(self) -> None:
-        """Return when all is stored: the blocks may be overwritten."""
-
-
 @dataclass
 class Pipeline:
-    """The carrier of the layers in one process.
+    """Carries the traffic of an iteration for the layers in one process; without any, nothing of
+    this waits.
 
     Args:
         kv_of: the KV of a layer here, [2, blocks, its KV heads, block tokens, head_dim]; where it
@@ -89,6 +71,7 @@ class Pipeline:
         self._stored: list[Future[None]] = []
 
     def begin(self, traffic: Traffic) -> None:
+        """All layers are computed next, in their order; loading begins."""
         shape = traffic.shape
         self._read = [(shape.mapped(path), torch.tensor(ids)) for path, ids in traffic.loads]
         self._written = [
@@ -98,14 +81,17 @@ class Pipeline:
             self._loaded = {n: self._loader.submit(self._load, n) for n in self.layers()}
 
     def ready(self, layer: int) -> None:
+        """Return when the layer's KV is there."""
         if layer in self._loaded:
             self._wait(self._loaded.pop(layer))
 
     def computed(self, layer: int) -> None:
+        """The layer's new KV may be stored."""
         if self._written:
             self._stored.append(self._storer.submit(self._store, layer))
 
     def drain(self) -> None:
+        """Return when all is stored: the blocks may be overwritten."""
         stored, self._stored = self._stored, []
         loaded, self._loaded = self._loaded, {}
         for future in (*loaded.values(), *stored):

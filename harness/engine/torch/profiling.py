@@ -122,11 +122,11 @@ def measure_profile(
                 tell(done, len(rounds))
                 rows.add(shape, meter.timed(shape))
             host_s = measure.host_s(engine, steps[:40])
-    profile = _profile(options, rows, shapes, host_s, decoder.dtype_name, engine.cache.block_bytes)
+    profile = _profile(options, rows, shapes, host_s, decoder)
     moved = options.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
     if options.gpu is None:
-        kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * engine.cache.block_bytes
+        kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * decoder.block_bytes(_BLOCK_SIZE)
         device = measure.measured_device(decoder.device, decoder.dtype, kv_bytes)
         profile = dataclasses.replace(profile, device=device)
     left = sum(rows.time_s(shape) is None for shape in shapes)
@@ -169,9 +169,9 @@ def _profile(
     rows: _Rows,
     shapes: Sequence[BatchShape],
     host_s: float,
-    dtype: str,
-    block_bytes: int,
+    decoder: Decoder,
 ) -> Profile:
+    dtype, block_bytes = decoder.dtype_name, decoder.block_bytes(_BLOCK_SIZE)
     timed = [(shape, rows.time_s(shape)) for shape in shapes]
     steps = [
         LoggedStep(

@@ -32,11 +32,6 @@ class Text:
         if self._template is None and isinstance(template, str):
             self._template = template
 
-    @property
-    def known(self) -> bool:
-        """Whether there is a tokenizer."""
-        return self._tokenizer is not None
-
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: with those that begin a text.
 

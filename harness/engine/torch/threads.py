@@ -149,19 +149,16 @@ class CpuWait:
         return waited_s / (ran_s + waited_s) if ran_s + waited_s > 0 else None
 
     def _times_s(self) -> dict[int, tuple[float, float]]:
-        times_s = {}
+        times_s, cores = {}, set(self._layout.cores)
         for process in (os.getpid(), *self._processes):
             for task in Path(f"/proc/{process}/task").glob("[0-9]*"):
                 thread = int(task.name)
                 with contextlib.suppress(OSError, ValueError):  # it has ended
-                    if process == os.getpid() and not self._is_ours(thread):
+                    if process == os.getpid() and os.sched_getaffinity(thread) != cores:
                         continue
                     ran, waited, *_ = (task / "schedstat").read_text().split()
                     times_s[thread] = int(ran) * _NANOSECOND_S, int(waited) * _NANOSECOND_S
         return times_s
-
-    def _is_ours(self, thread: int) -> bool:
-        return os.sched_getaffinity(thread) == set(self._layout.cores)
 
 
 def _least_busy_first() -> list[int]:

@@ -44,9 +44,7 @@ class TorchKVCacheManager(KVCacheManager):
 
     def table(self, r: RequestState) -> list[int]:
         """The ids of the blocks of `r`, in the order of its tokens; emptied when it is released."""
-        if r not in self._tables:
-            self._tables[r] = []
-        return self._tables[r]
+        return self._tables.setdefault(r, [])
 
     def allocate_slots(self, r: RequestState, tokens: int) -> None:
         """Assign blocks for that many tokens of `r`, which the scheduler has counted already."""
@@ -95,6 +93,9 @@ class TorchKVCacheManager(KVCacheManager):
     def settle(self) -> None:
         """Called after each iteration; with a store, what was written there becomes usable."""
 
+    def flush(self) -> None:
+        """Return when all that goes to a store is there."""
+
     def release(self, r: RequestState) -> None:
         """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
         table = self._tables.pop(r, [])
@@ -120,17 +121,6 @@ class TorchKVCacheManager(KVCacheManager):
             self._free_ids += blocks
         heapify(self._free_ids)
         self._unit_ids.clear()
-
-    def check(self) -> None:
-        """Every block is free, in one table, or of a cached unit; for tests."""
-        block_ids = list(self._free_ids)
-        cached = {block for blocks in self._unit_ids.values() for block in blocks}
-        block_ids += cached
-        for r, table in self._tables.items():
-            shared = len(r.shared or ()) * self.unit_blocks
-            block_ids += table[shared:]
-            assert all(block in cached for block in table[:shared])
-        assert sorted(block_ids) == list(range(self._ids)), "a block is lost or held twice"
 
 
 _MOST_OPEN = 512  # units held open between a look and the iteration that loads them
@@ -204,18 +194,12 @@ class SharedUnits:
 class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
     """A prefix is taken from the device as far as it lies there, and from the store beyond."""
 
-    def __init__(
-        self,
-        store: SharedUnits,
-        total: int,
-        block_size: int = 16,
-        host_total: int = 0,
-        prefix_block_size: int = 0,
-        spare: int = 0,
-    ) -> None:
-        TorchKVCacheManager.__init__(self, total, block_size, host_total, prefix_block_size, spare)
+    store: SharedUnits
+
+    def __init__(self, store: SharedUnits, *counts: int) -> None:
+        """`counts`: the arguments of `TorchKVCacheManager`."""
+        TorchKVCacheManager.__init__(self, *counts)
         self.store, self.store_hits = store, 0
-        self.shared_units = store
         self._coming: dict[int, None] = {}  # units that the next iteration loads
 
     def _ids_of(self, unit: int) -> list[int]:
@@ -228,18 +212,18 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
 
     def evict(self, held: int = 0) -> None:
         super().evict(held)
-        for units in (self._coming, self.shared_units.new):
+        for units in (self._coming, self.store.new):
             for unit in [u for u in units if u not in self.refs]:
                 del units[unit]
 
     def forget(self) -> None:
         super().forget()
         self._coming.clear()
-        self.shared_units.new.clear()
+        self.store.new.clear()
 
     def traffic(self) -> Traffic:
         """Transfers of the next iteration, whose blocks have been reserved."""
-        store, ids = self.shared_units, self._unit_ids
+        store, ids = self.store, self._unit_ids
         units = [unit for unit in store.new if unit in ids]
         return Traffic(
             store.tiers.shape,
@@ -249,5 +233,8 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
 
     def settle(self) -> None:
         """Mark the blocks that this iteration wrote as present in the store."""
-        self.shared_units.settle([u for u in self.shared_units.new if u in self._unit_ids])
+        self.store.settle([u for u in self.store.new if u in self._unit_ids])
         self._coming.clear()
+
+    def flush(self) -> None:
+        self.store.flush()

@@ -26,7 +26,7 @@ from .attention import Partial
 from .batch import Batch, Decodes, PrefillChunk
 from .cache import InUse, Packed
 from .decoder_config import DecoderConfig, Rope
-from .pipeline import Traffic, TransferTotals
+from .pipeline import Traffic
 from .tiers import UnitShape
 from .torch_errors import WorkerError
 from .weights import Layer, Linear
@@ -62,7 +62,7 @@ class Workers:
             for rank in range(1, size):
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
                 argv += [str(core) for core in self._cores[rank - 1 : rank]]
-                self.processes.append(start_module(f"{__package__}.worker", *argv))
+                self.processes.append(start_module(f"{__package__}.torch_worker", *argv))
             join(store_file, HERE, size, self._timeout_s, self._ended)
         except BaseException:
             for process in self.processes:
@@ -101,6 +101,11 @@ class Workers:
     def ranks(self) -> range:
         """Ranks of all workers."""
         return range(1, self.count + 1)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of all workers."""
+        return [process.pid for process in self.processes]
 
     def of(self, owner: int) -> ModelWorkers:
         """The same for one of several models of a run."""
@@ -161,13 +166,8 @@ class ModelWorkers:
         """Ranks of all workers."""
         return self.workers.ranks
 
-    @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        """All workers."""
-        return self.workers.processes
-
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call a method of `worker.TorchWorker` there.
+        """Call a method of `torch_worker.TorchWorker` there.
 
         Raises:
             WorkerError: it has ended, or does not answer.
@@ -186,7 +186,6 @@ class ModelWorkers:
 
 _MESSAGE_CLASSES = [
     Batch,
-    TransferTotals,
     PrefillChunk,
     DecoderConfig,
     Decodes,

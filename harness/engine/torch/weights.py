@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .decoder_config import DecoderConfig
+from .decoder_config import DecoderConfig, modules_of
 from .model_tensors import Checkpoint
 from .rope import interleaved
 from .torch_errors import ModelError
 
-Norm = tuple[Tensor, Tensor | None]  # weight, bias
+Affine = tuple[Tensor, Tensor | None]  # weight [out, in] or [hidden], bias
 
 _LARGE_BYTES = 2 << 20  # more than the second cache of a core holds
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -67,11 +67,6 @@ class Linear:
     def dense(self) -> Tensor:
         """The weight, as it is in a checkpoint."""
         return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The weight, and the bias if there is one."""
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -121,11 +116,11 @@ def _in_large_pages(address: int, size: int) -> None:
 class Layer:
     """One layer. `qkv` gives queries, keys, values; `up` gives gate and up where it is gated."""
 
-    norm: Norm
+    norm: Affine
     qkv: Linear
     qk_norm: tuple[Tensor, Tensor] | None  # of queries and of keys
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: Affine
     up: Linear
     down: Linear
 
@@ -134,7 +129,7 @@ class Layer:
         """Bytes of all its weights."""
         linears = (self.qkv, self.out, self.up, self.down)
         norms = (*self.norm, *self.mlp_norm, *(self.qk_norm or ()))
-        tensors = [tensor for linear in linears for tensor in linear.tensors]
+        tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
         return sum(t.nbytes for t in (*tensors, *norms) if t is not None)
 
 
@@ -145,41 +140,8 @@ class DecoderWeights:
     embed: Tensor
     positions: Tensor | None
     layers: list[Layer]
-    norm: Norm
+    norm: Affine
     head: Linear  # to the vocabulary
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What a family calls its parts."""
-
-    root: str
-    attention_norm: str
-    mlp_norm: str
-    out: str
-    ups: tuple[str, ...]
-    down: str
-    last_norm: str
-
-
-_LLAMA = _Names(
-    "model.",
-    "input_layernorm",
-    "post_attention_layernorm",
-    "o_proj",
-    ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down_proj",
-    "norm",
-)
-_OPT = _Names(
-    "model.decoder.",
-    "self_attn_layer_norm",
-    "final_layer_norm",
-    "out_proj",
-    ("fc1",),
-    "fc2",
-    "final_layer_norm",
-)
 
 
 def load_weights(
@@ -193,7 +155,7 @@ def load_weights(
     checkpoint = Checkpoint(folder, dtype, device)
     reader = _Reader(checkpoint, config)
     decoder_weights = reader.weights()
-    strangers = checkpoint.unread(("rotary_emb.inv_freq", "lm_head.weight"))
+    strangers = checkpoint.unread(("rotary_emb.inv_freq", reader.head))
     if strangers:
         raise ModelError(
             f"{folder} holds weights that a {config.family} of its config.json has no use for, "
@@ -206,84 +168,57 @@ class _Reader:
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
         self._checkpoint = checkpoint
         self._config = config
-        self._names = _OPT if config.family == "opt" else _LLAMA
-        self._root = self._names.root
-        if f"{self._root}embed_tokens.weight" not in checkpoint:
-            bare = self._root.removeprefix("model.")
-            if f"{bare}embed_tokens.weight" in checkpoint:
-                self._root = bare
+        self._modules = modules_of(config.family)
+        self._root = checkpoint.root(self._modules)
+        self._shapes = dict(config.tensors(self._root, ()))
+        self.head = f"{self._modules.head}.weight"
 
     def weights(self) -> DecoderWeights:
-        config = self._config
-        embed = self._get("embed_tokens.weight", config.vocab, config.hidden)
-        head_weight = embed
-        if not config.tied:
-            head_weight = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
+        root, modules = self._root, self._modules
+        embed = self._get(f"{root}{modules.tokens}.weight")
+        head_weight = embed if self._config.tied else self._get(self.head)
         head = Linear(packed(head_weight))  # where tied, a second copy in another order
         positions = None
-        if config.rope is None:
-            places = config.context + config.position_offset
-            positions = self._get("embed_positions.weight", places, config.hidden)
-        layers = [self._layer(f"layers.{n}.") for n in range(config.layers)]
-        return DecoderWeights(embed, positions, layers, self._norm(self._names.last_norm), head)
+        if self._config.rope is None:
+            positions = self._get(f"{root}{modules.positions[0]}.weight")
+        layers = [self._layer(number) for number in range(self._config.layers)]
+        return DecoderWeights(embed, positions, layers, self._affine(f"{root}{modules.norm}"), head)
 
-    def _layer(self, prefix: str) -> Layer:
-        config, names = self._config, self._names
-        attention = f"{prefix}self_attn."
-        wide = config.heads * config.head_dim
+    def _layer(self, number: int) -> Layer:
+        config, names = self._config, self._modules
+        prefix = f"{self._root}{names.layers}.{number}."
+        self._shapes.update(config.tensors(self._root, (number,)))
         qk_norm = None
         if config.qk_norm:
-            q, k = (self._get(f"{attention}{n}_norm.weight", config.head_dim) for n in "qk")
+            q, k = (self._get(f"{prefix}{name}.weight") for name in names.qk_norm)
             qk_norm = (interleaved(q, config.head_dim), interleaved(k, config.head_dim))
+        qkv = [self._affine(f"{prefix}{name}") for name in names.qkv]
+        if config.rope is not None:
+            qkv[:2] = map(self._turned, qkv[:2])
         return Layer(
-            norm=self._norm(f"{prefix}{names.attention_norm}"),
-            qkv=self._qkv(attention),
+            norm=self._affine(f"{prefix}{names.attention_norm}"),
+            qkv=_joined(qkv),
             qk_norm=qk_norm,
-            out=self._linear([f"{attention}{names.out}"], config.hidden, wide, config.out_bias),
-            mlp_norm=self._norm(f"{prefix}{names.mlp_norm}"),
-            up=self._linear(
-                [f"{prefix}{up}" for up in names.ups], config.inner, config.hidden, config.mlp_bias
-            ),
-            down=self._linear(
-                [f"{prefix}{names.down}"], config.hidden, config.inner, config.mlp_bias
-            ),
+            out=_joined([self._affine(f"{prefix}{names.out}")]),
+            mlp_norm=self._affine(f"{prefix}{names.mlp_norm}"),
+            up=_joined([self._affine(f"{prefix}{name}") for name in names.up]),
+            down=_joined([self._affine(f"{prefix}{names.down}")]),
         )
 
-    def _qkv(self, prefix: str) -> Linear:
-        config = self._config
-        parts = []
-        for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
-            wide = heads * config.head_dim
-            weight = self._get(f"{prefix}{name}_proj.weight", wide, config.hidden)
-            bias = self._get(f"{prefix}{name}_proj.bias", wide) if config.qkv_bias else None
-            if config.rope is not None and name != "v":
-                weight = interleaved(weight, config.head_dim)
-                bias = None if bias is None else interleaved(bias, config.head_dim)
-            parts.append((weight, bias))
-        return _joined(parts)
+    def _turned(self, part: Affine) -> Affine:
+        head_dim = self._config.head_dim
+        weight, bias = part
+        return interleaved(weight, head_dim), None if bias is None else interleaved(bias, head_dim)
 
-    def _linear(self, names: Sequence[str], wide: int, narrow: int, bias: bool) -> Linear:
-        """Projections from `narrow` to `wide`, one under the other."""
-        return _joined(
-            [
-                (
-                    self._get(f"{name}.weight", wide, narrow),
-                    self._get(f"{name}.bias", wide) if bias else None,
-                )
-                for name in names
-            ]
-        )
+    def _affine(self, module: str) -> Affine:
+        bias = f"{module}.bias"
+        return self._get(f"{module}.weight"), self._get(bias) if bias in self._shapes else None
 
-    def _norm(self, name: str) -> Norm:
-        hidden = self._config.hidden
-        bias = None if self._config.rope is not None else self._get(f"{name}.bias", hidden)
-        return self._get(f"{name}.weight", hidden), bias
-
-    def _get(self, name: str, *shape: int) -> Tensor:
-        return self._checkpoint.get(f"{self._root}{name}", shape)
+    def _get(self, name: str) -> Tensor:
+        return self._checkpoint.get(name, self._shapes[name])
 
 
-def _joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Linear:
+def _joined(parts: Sequence[Affine]) -> Linear:
     """One projection from several: weights [out, in] as in a checkpoint, and biases."""
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]

@@ -23,6 +23,7 @@ from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
 from ...load_generator.http.request_columns import FAULTS
 from ...load_generator.http.single_request import NoAnswerError, get
+from ...load_generator.http.unserved import most_common_detail
 from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
@@ -122,10 +123,10 @@ class Attached(Deployment):
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
         """Send the workload to the servers, and write the client's tables for the cell."""
-        options = self.client.options(
-            model=self.model, cell=spec.cell, values_field=self.values_field
+        options = dataclasses.replace(
+            self.client.options(model=self.model, cell=spec.cell, values_field=self.values_field),
+            failed_before="".join(self.failures[-1:]),
         )
-        options = dataclasses.replace(options, failed_before="".join(self.failures[-1:]))
         if spec.length_predictor != "oracle":
             options = dataclasses.replace(
                 options,
@@ -288,7 +289,7 @@ def _figures(workload: Workload, http_result: HttpResult) -> dict[str, Value]:
         "client_processes": client.processes,
     }
     counts = http_result.faults()
-    figures[FAULT_COLUMN] = http_result.fault_detail
+    figures[FAULT_COLUMN] = most_common_detail(http_result.columns, http_result.details)
     figures |= {
         f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
         for fault in RequestFault

@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ....predictors.device_map import read_device_map
 from ....predictors.specs import GIB
@@ -25,11 +27,9 @@ from ....workloads.request import RequestType
 from ....workloads.request_bodies import check_simulated
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
-from ...core.module_moves import ModulePolicy
-from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ...core.policy import AnyPolicy, StaticPolicy, overrides
 from ...core.predictions import Guess
 from ...core.records.request_records import Result
-from ...core.state import RequestState
 from ...engine.loop.engine_instance import EngineInstance
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ...engine.loop.overlong_requests import fit
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ...engine.torch.decoder import Decoder
     from ...engine.torch.executed_cluster import InstanceProcesses
     from ...engine.torch.tiers import TierFolder
+    from ...engine.torch.torch_kv_cache_manager import TorchKVCacheManager
     from ...engine.torch.torch_workers import Workers
 
 _SAMPLES = 300
@@ -92,11 +93,12 @@ class TorchBackend:
             )
         if place.embedder is not None:
             raise SloBenchError("backend torch runs no embedder beside the language model")
-        check_system(configured(spec.system, spec.parameters), TORCH)
+        system = configured(spec.system, spec.parameters)
+        check_system(system, TORCH)
         module_policy(self.server.moving)
         if _in_processes(spec):
-            self._check_processes(spec)
-        if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
+            self._check_processes(spec, system)
+        if self.server.workers and isinstance(system.policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
         workers = self._workers(place)
         if self.server.clock == "cpu" and (workers or place.gpu != "cpu"):
@@ -114,11 +116,11 @@ class TorchBackend:
                 "server.workers and the stages of a device_map compute on the CPU; leave gpu at cpu"
             )
         if self.server.kv_store:
-            self._check_store(spec)
+            self._check_store(spec, system)
 
-    def _check_processes(self, spec: CellSpec) -> None:
+    def _check_processes(self, spec: CellSpec, system: System) -> None:
         """Several instances: each is executed in a process of its own."""
-        server, system = self.server, configured(spec.system, spec.parameters)
+        server = self.server
         if spec.placement.gpu != "cpu":
             raise SloBenchError("several instances of backend torch are on the CPU: leave gpu out")
         if isinstance(system.policy, StaticPolicy):
@@ -157,12 +159,12 @@ class TorchBackend:
         requested_threads = self.server.threads or (1 if self.server.clock == "cpu" else None)
         return thread_count(requested_threads, self.server.workers)
 
-    def _check_store(self, spec: CellSpec) -> None:
+    def _check_store(self, spec: CellSpec, system: System) -> None:
         from ...engine.torch.tiers import TierFolder
 
         for tier in self.server.kv_store:
             TierFolder.parse(tier)
-        if not configured(spec.system, spec.parameters).prefix_cache:
+        if not system.prefix_cache:
             raise SloBenchError(
                 f"{spec.system} looks for no prefixes: there is nothing to keep in server.kv_store"
             )
@@ -197,11 +199,9 @@ class TorchBackend:
         count = spec.instances if _in_processes(spec) else self._workers(place)
         threads = ThreadLayout.choose(self.threads, count)
         with contextlib.ExitStack() as stack:
-            workers = rule = None
+            workers = None
             if count:
                 workers = stack.enter_context(Workers(count, cores=threads.worker_cores))
-            if server.workers:
-                rule = module_policy(server.moving)
             stack.enter_context(threads.pinned())
             decoder = load_decoder(model, place.gpu, server.dtype)
             gpus = int(decoder.device.type == "cuda")
@@ -214,13 +214,12 @@ class TorchBackend:
                 threads=threads,
                 server=server,
                 workers=workers,
-                rule=rule,
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(Deployment):
-    """A model in memory. With `workers`, layers and heads move to them by `rule`.
+    """A model in memory. With `server.workers`, layers and heads move to them.
 
     Of the tiers in `server.kv_store` each cell has some of its own while it is measured. A cell
     whose threads waited for a core for a larger share than `server.cpu_wait_limit` is invalid.
@@ -231,7 +230,6 @@ class LoadedModel(Deployment):
     threads: ThreadLayout
     server: ServerSchema
     workers: Workers | None
-    rule: ModulePolicy | None
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
@@ -279,10 +277,7 @@ class LoadedModel(Deployment):
         assert self.workers is not None
         if system.cluster is not None and system.cluster.control_interval_s < math.inf:
             room = replace(room, spare_blocks=spare_blocks(self.folder, self.decoder, room))
-        predicted = predicted_output_tokens(spec, workload)
-        longest = output_tokens_p90(spec, workload)
-        lengths = workload.output_tokens if predicted is None else predicted
-        p90_lengths = lengths if longest is None else longest
+        predicted, longest, guess = _predictions(spec, workload)
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         processes = InstanceProcesses(
             self.decoder,
@@ -291,12 +286,11 @@ class LoadedModel(Deployment):
             self.workers,
             # A prompt that was cut lacks its front.
             lambda r: Tokens(prompts.token_ids(workload[r.id])[-r.prompt_tokens :]),
-            Guess(lambda r: int(lengths[r.id]), lambda r: int(p90_lengths[r.id])),
+            guess,
             cpu_time=self.server.clock == "cpu",
         )
         with heap_frozen():
-            pids = [process.pid for process in self.workers.processes]
-            cpu_wait = CpuWait(self.threads, pids)
+            cpu_wait = CpuWait(self.threads, self.workers.pids)
             result = simulate(
                 workload,
                 system,
@@ -313,9 +307,8 @@ class LoadedModel(Deployment):
             )
             wait_share = cpu_wait.share()
         processes.flush()
-        log = "".join(f"{line}\n" for line in _moves_of(processes))
-        if log:
-            write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
+        if moves := list(_moves_of(processes)):
+            _write_moves(folder, spec, moves)
         return self._measurement(result, wait_share, {})
 
     def _measured(
@@ -334,7 +327,7 @@ class LoadedModel(Deployment):
         engine = Engine(self.decoder, room, self.workers)
         if spec.placement.device_map is not None and self.workers is not None:
             engine.place(read_device_map(spec.placement.device_map).layers)
-        most_tokens = self._most_tokens(engine, policy)
+        most_tokens = engine.most_tokens(policy)
         offered = workload
         workload, rejected = fit(
             workload,
@@ -342,10 +335,7 @@ class LoadedModel(Deployment):
             spec.overlong_requests,
             reserved=isinstance(policy, StaticPolicy) or overrides(policy, "reserved_blocks"),
         )
-        predicted = predicted_output_tokens(spec, workload)
-        lengths = workload.output_tokens if predicted is None else predicted
-        longest = output_tokens_p90(spec, workload)
-        longest = lengths if longest is None else longest
+        _, _, guess = _predictions(spec, workload)
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         self._warm_up(engine)
         clock = RealClock() if self.server.clock == "real" else CpuClock()
@@ -353,28 +343,26 @@ class LoadedModel(Deployment):
             policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
             clock,
-            predictions=Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id])),
+            predictions=guess,
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
-        migrator = self._migrator(engine, instance)
+        migrator = self._migrator(engine, instance) if self.server.workers else None
         lines: list[str] = []
         logged = self.server.step_log or self.server.validated
         if logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
         with heap_frozen(), collections_off():
-            processes = self.workers.processes if self.workers else ()
-            cpu_wait = CpuWait(self.threads, [process.pid for process in processes])
+            cpu_wait = CpuWait(self.threads, self.workers.pids if self.workers else ())
             clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=_counted(progress))
             wait_share = cpu_wait.share()
         if workload is not offered:
             result = replace(result, served=workload)
         if migrator is not None:
-            log = "".join(f"{moved.line()}\n" for moved in migrator.history)
-            write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
+            _write_moves(folder, spec, [moved.line() for moved in migrator.history])
         if logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        return self._measurement(result, wait_share, _store_figures(engine, instance))
+        return self._measurement(result, wait_share, _store_figures(engine, instance.kv_manager))
 
     def _measurement(
         self, result: Result, wait_share: float | None, figures: Mapping[str, Value]
@@ -399,14 +387,14 @@ class LoadedModel(Deployment):
     def _migrator(self, engine: Engine, instance: EngineInstance) -> Migrator | None:
         from ...engine.torch.execution import Execution
 
-        if engine.spread is None or self.rule is None or not isinstance(instance, TimedInstance):
+        if engine.spread is None or not isinstance(instance, TimedInstance):
             return None
         execution, kv_manager = instance.step_time, instance.kv_manager
         assert isinstance(execution, Execution)
         migrator = Migrator(
             engine.spread,
             lambda: kv_manager.total - kv_manager.free,
-            self.rule,
+            module_policy(self.server.moving),
             execution.clock.now_s,
         )
         execution.between = migrator.look
@@ -414,7 +402,6 @@ class LoadedModel(Deployment):
 
     def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_size: int) -> KvCacheConfig:
         from ...engine.torch.build_engine import KvCacheConfig, num_gpu_blocks, swaps
-        from ...engine.torch.load_decoder import kv_bytes
 
         place = spec.placement
         blocks = place.num_gpu_blocks
@@ -423,22 +410,10 @@ class LoadedModel(Deployment):
             blocks = max(1, all_blocks // spec.instances)
         num_cpu_blocks = 0
         if swaps(policy):
-            each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_size)
+            each = self.decoder.block_bytes(place.block_size)
             room = int(place.host_memory_gib * GIB) // each
             num_cpu_blocks = room if place.num_cpu_blocks is None else place.num_cpu_blocks
         return KvCacheConfig(blocks, place.block_size, num_cpu_blocks, prefix_block_size)
-
-    def _most_tokens(self, engine: Engine, policy: AnyPolicy) -> int:
-        """Longest prompt + answer that the instance can hold."""
-        from ...engine.torch.clock import RealClock
-
-        spare = 0
-        if isinstance(policy, Policy):
-            empty = engine.instance(policy, _nothing, RealClock())
-            limits = policy.limits(empty.view)
-            spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        tokens = (engine.room.blocks - spare) * engine.room.block_size
-        return min(tokens, self.decoder.config.context)
 
     def _warm_up(self, engine: Engine) -> None:
         """One prompt and one token: what torch sets up only once is no step of the cell."""
@@ -459,6 +434,20 @@ def _counted(progress: Progress | None) -> Callable[[int, float], None] | None:
     return lambda ended, clock_s: progress(LoadProgress(ended), clock_s)
 
 
+def _predictions(
+    spec: CellSpec, workload: Workload
+) -> tuple[np.ndarray | None, np.ndarray | None, Guess]:
+    """Predicted lengths and their 90 % quantiles, each None for the true ones; and what policies
+    read them from.
+    """
+    predicted = predicted_output_tokens(spec, workload)
+    longest = output_tokens_p90(spec, workload)
+    lengths = workload.output_tokens if predicted is None else predicted
+    p90_lengths = lengths if longest is None else longest
+    guess = Guess(lambda r: int(lengths[r.id]), lambda r: int(p90_lengths[r.id]))
+    return predicted, longest, guess
+
+
 def _in_processes(spec: CellSpec) -> bool:
     """Whether every instance of the cell has a process of its own."""
     return spec.instances > 1 or configured(spec.system, {}).cluster is not None
@@ -466,9 +455,15 @@ def _in_processes(spec: CellSpec) -> bool:
 
 def _moves_of(processes: InstanceProcesses) -> Iterator[str]:
     """A line for each move of modules between instances."""
-    for owner, (time_s, helper, move) in processes.moves():
-        move_of = {**asdict(move), "source": move.source - 1, "target": move.target - 1}
-        yield json.dumps({"time_s": time_s, "owner": owner, "helper": helper, **move_of})
+    for instance in processes.instances:
+        for time_s, helper, move in instance.moves:
+            entry = {"time_s": time_s, "owner": instance.index, "helper": helper, **asdict(move)}
+            yield json.dumps({**entry, "source": move.source - 1, "target": move.target - 1})
+
+
+def _write_moves(folder: Path, spec: CellSpec, lines: Sequence[str]) -> None:
+    log = "".join(f"{line}\n" for line in lines)
+    write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
 
 
 def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
@@ -498,12 +493,7 @@ def _keep_log(
     log = folder / "servers" / f"{spec.cell}.steps.jsonl"
     text = "".join(f"{line}\n" for line in lines).encode()
     write_whole(log, [text])
-    room = engine.room
-    cache = {
-        "num_gpu_blocks": room.blocks + 1,  # as vLLM counts them, with one for itself
-        "block_size": room.block_size,
-        "enable_prefix_caching": bool(room.prefix_block_size),
-    }
+    room, context = engine.room, loaded.decoder.config.context
     meta = {
         "server": TORCH,
         "clock": loaded.server.clock,
@@ -513,11 +503,12 @@ def _keep_log(
         "parameters": dict(spec.parameters),
         "instances": 1,
         "router": "round-robin",
-        "engine_kwargs": {
-            "max_model_len": loaded.decoder.config.context,
-            "async_scheduling": False,
+        "engine_kwargs": {"max_model_len": context, "async_scheduling": False},
+        "kv_cache": {
+            "num_gpu_blocks": room.blocks + 1,  # as vLLM counts them, with one for itself
+            "block_size": room.block_size,
+            "enable_prefix_caching": bool(room.prefix_block_size),
         },
-        "kv_cache": cache,
         "room": {
             "blocks": room.blocks,
             "block_size": room.block_size,
@@ -553,19 +544,13 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
         yield tuple(tiers)
 
 
-def _store_figures(engine: Engine, instance: EngineInstance) -> dict[str, Value]:
-    from ...engine.torch.torch_kv_cache_manager import PagedStoreKVCacheManager
-
-    if not isinstance(instance.kv_manager, PagedStoreKVCacheManager):
+def _store_figures(engine: Engine, kv_manager: TorchKVCacheManager) -> dict[str, Value]:
+    if not engine.room.store:
         return {}
-    instance.kv_manager.shared_units.flush()
+    kv_manager.flush()
     carried = engine.runner.carrier.carried
     return {
         "kv_store_loaded_bytes": carried.loaded_bytes,
         "kv_store_stored_bytes": carried.stored_bytes,
         "kv_store_waited_s": carried.waited_s,
     }
-
-
-def _nothing(r: RequestState) -> Any:
-    raise AssertionError("no request arrives")

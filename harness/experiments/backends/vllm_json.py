@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +25,6 @@ def write_vllm_json(
     path: Path, workload: Workload, http_result: HttpResult, *, model: str, rate_rps: float | None
 ) -> None:
     """Write one cell; needs `http_result.token_s` and has texts where they were kept."""
-    text = json.dumps(vllm_json(workload, http_result, model=model, rate_rps=rate_rps))
-    write_whole(path, [text.encode()])
-
-
-def vllm_json(
-    workload: Workload, http_result: HttpResult, *, model: str, rate_rps: float | None
-) -> dict[str, Any]:
-    """One cell, as vLLM words it."""
     columns = http_result.columns
     whole = columns.outcome == Outcome.FINISHED
     ttft_s = np.where(whole, columns.first_token_s - columns.started_s, 0.0)
@@ -53,7 +44,7 @@ def vllm_json(
     completed = int(whole.sum())
     total_input, total_output = int(inputs[whole].sum()), int(outputs.sum())
     per_s = 1 / duration_s if duration_s > 0 else 0.0
-    return {
+    fields = {
         "date": datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai",
         "backend": "openai",
@@ -88,6 +79,7 @@ def vllm_json(
         **_summary("itl", np.concatenate([np.empty(0), *itl_s])),
         **_summary("e2el", e2e_s),
     }
+    write_whole(path, [json.dumps(fields).encode()])
 
 
 def _gaps_s(token_s: Floats, chunks: int) -> Floats:

@@ -133,6 +133,7 @@ class ExperimentSchema(BaseModel):
         complete="workloads",
         repeated=True,
         file="maybe",
+        part="source",
     )
     arrivals: Axis[str] = setting(
         ARRIVES,
@@ -140,27 +141,32 @@ class ExperimentSchema(BaseModel):
         "a trace.",
         ("poisson",),
         metavar="PROCESS",
+        part="source",
     )
     redraw_arrivals: Axis[bool] = setting(
         ARRIVES_MORE,
         "Draw arrivals instead of using those of the trace; --arrivals implies it.",
         (False,),
+        part="source",
     )
     prompt_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Prompt lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
+        part="source",
     )
     output_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Output lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
+        part="source",
     )
     sessions: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Multi-turn conversations, as in sessions(turns=4, think_s=1), or tasks with sub-agents, "
         "as in agents(steps=8, spawn=0.2).",
         metavar="sessions(…)|agents(…)",
+        part="source",
     )
     models: Axis[str | None] = setting(
         ARRIVES,
@@ -168,17 +174,21 @@ class ExperimentSchema(BaseModel):
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
         backends=SIMULATOR,
+        part="source",
     )
     adapters: Axis[str | None] = setting(
         ARRIVES_MORE,
         "Low-rank adapters (LoRA) of the requests, as in zipf(16, exponent=1), in place of the "
         "models that a trace names; see --max-loras.",
         metavar="zipf(…)|fleet(…)|assign(…)",
+        one_model=True,
     )
     trace_format: str | None = setting(
         ARRIVES_MORE,
         "Format of a trace file. Default: detected from its content.",
         metavar="FORMAT",
+        complete="formats",
+        part="source",
     )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
@@ -224,6 +234,7 @@ class ExperimentSchema(BaseModel):
         "model fits.",
         tunable=True,
         describes=True,
+        one_model=True,
     )
     pp: Axis[Count] = setting(
         SERVES,
@@ -231,6 +242,7 @@ class ExperimentSchema(BaseModel):
         (1,),
         tunable=True,
         describes=True,
+        one_model=True,
     )
     ep: Axis[Count] = setting(
         SERVES,
@@ -247,6 +259,7 @@ class ExperimentSchema(BaseModel):
         (1,),
         tunable=True,
         describes=True,
+        one_model=True,
     )
     expert_skew: Axis[NotNegative] = setting(
         SERVES_MORE,
@@ -272,6 +285,7 @@ class ExperimentSchema(BaseModel):
         "--model, and a batch has at most N of them. Default: no adapters.",
         tunable=True,
         backends="lora_args",
+        one_model=True,
     )
     lora_rank: Axis[Count] = setting(
         SERVES_MORE, "Rank of every adapter.", (16,), backends="lora_args"
@@ -281,15 +295,18 @@ class ExperimentSchema(BaseModel):
         "Number of instances, each a copy of the model. Default: 1.",
         tunable=True,
         describes=True,
+        part="cell",
+        one_model=True,
     )
     gpus: Axis[Count | None] = setting(
-        SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True
+        SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True, part="cell"
     )
     embed_instances: Axis[CountFrom0] = setting(
         SERVES_MORE,
         "Instances that serve only embedding requests; 0: every instance serves both.",
         (0,),
         tunable=True,
+        part="cell",
     )
     router: Axis[str | None] = setting(
         SERVES,
@@ -297,6 +314,8 @@ class ExperimentSchema(BaseModel):
         metavar="R",
         complete="routers",
         tunable=True,
+        part="cell",
+        one_model=True,
     )
     failures: Axis[str | None] = setting(
         SERVES,
@@ -305,6 +324,7 @@ class ExperimentSchema(BaseModel):
         metavar="N@S..S,…",
         role="workload",
         backends=SIMULATOR,
+        part="cell",
     )
     weight_dtype: Axis[str] = setting(
         SERVES_MORE,
@@ -350,6 +370,7 @@ class ExperimentSchema(BaseModel):
         SERVES_MORE,
         "KV cache blocks of an instance. Default: as many as fit into GPU memory.",
         tunable=True,
+        one_model=True,
     )
     num_cpu_blocks: Axis[CountFrom0 | None] = setting(
         SERVES_MORE, "KV cache blocks in host memory, in place of --host-memory-gib.", tunable=True
@@ -382,6 +403,7 @@ class ExperimentSchema(BaseModel):
         metavar="FILE",
         file="maybe",
         backends=NOT_ATTACHED,
+        one_model=True,
     )
     embedder: Axis[str | None] = setting(
         SERVES,
@@ -391,6 +413,7 @@ class ExperimentSchema(BaseModel):
         file="maybe",
         backends=NOT_ATTACHED,
         role="workload",
+        one_model=True,
     )
     device_map: Axis[str | None] = setting(
         SERVES,
@@ -400,6 +423,7 @@ class ExperimentSchema(BaseModel):
         metavar="MAP",
         file="maybe",
         backends=NOT_ATTACHED,
+        one_model=True,
     )
 
     # How much of it, and what counts.
@@ -454,6 +478,7 @@ class ExperimentSchema(BaseModel):
         ("oracle",),
         metavar="P",
         file="maybe",
+        part="cell",
     )
     overlong_requests: Axis[Literal["error", "reject", "truncate"]] = setting(
         SERVES,
@@ -462,6 +487,7 @@ class ExperimentSchema(BaseModel):
         ("reject",),
         role="workload",
         backends=("simulated", "torch"),
+        part="cell",
     )
     objective: Axis[str] = setting(
         ARRIVES_MORE,

@@ -22,6 +22,7 @@ from ...servers.launch.backend_names import ATTACHED, SIMULATED
 T = TypeVar("T")
 _EXTRA = "setting"
 Role = Literal["workload", "deployment", "client", "run"]
+Part = Literal["placement", "source", "cell"]
 COMPARED = "Systems"
 ARRIVES = "Workload"
 ARRIVES_MORE = "Workload details"
@@ -74,6 +75,9 @@ class Setting:
             says; () is all. A name of an attribute of `ServerKind` stands for the simulator and the
             servers that have it.
         describes: of servers that run already it is only said, so that it has one value.
+        one_model: it is refused where several models share the GPUs (`models`).
+        part: what a cell has it in: `placement` (of one instance), `source` (of requests), or
+            `cell` itself. By default as the panel says.
     """
 
     help: str
@@ -92,6 +96,8 @@ class Setting:
     tunable: bool = False
     backends: tuple[str, ...] | str | None = None
     describes: bool = False
+    one_model: bool = False
+    part: Part | None = None
 
 
 SIMULATOR = (SIMULATED,)
@@ -110,6 +116,9 @@ _ROLES: dict[str, Role] = {
     CLIENT: "client",
     SERVERS: "deployment",
 }
+
+
+_PARTS: dict[str, Part] = {SERVES: "placement", SERVES_MORE: "placement"}
 
 
 def setting(panel: str, text: str, default: Any = None, **how: Any) -> Any:
@@ -156,6 +165,16 @@ class Declared:
         run.
         """
         return self.setting.role or _ROLES.get(self.setting.panel, "run")
+
+    @property
+    def part(self) -> Part:
+        """Part of a cell that has the setting: its placement, its source, or the cell itself."""
+        return self.setting.part or _PARTS.get(self.setting.panel, "cell")
+
+    @property
+    def first(self) -> Any:
+        """The default as one value: the first of several."""
+        return self.default[0] if self.several and self.default else self.default
 
     @property
     def condition(self) -> bool:

@@ -58,9 +58,8 @@ def _entry(declaration: Declared, name: str, values: Mapping[str, Any]) -> str:
     text = textwrap.fill(declaration.help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if name in values:
         return f"{text}\n{name} = {_toml(values[name])}\n"
-    default = declaration.default
-    if declaration.several and isinstance(default, tuple) and len(default) == 1:
-        default = default[0]
+    several = declaration.several and len(declaration.default or ()) > 1
+    default = declaration.default if several else declaration.first
     return f"{text}\n# {name} = {'…' if default is None else _toml(default)}\n"
 
 

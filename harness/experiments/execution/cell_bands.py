@@ -25,11 +25,11 @@ from ....workloads.workload import Workload
 from ...core.records.judging import judge_times
 from ...core.records.request_records import Outcome, Result
 from ...policies.systems import System
-from ...results.metrics import counted_requests
+from ...results.rate_windows import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row
 from ...servers.server_kinds import SERVERS, server_kind
-from .cell_specs import CellSpec, configured, placed
+from .cell_specs import CellSpec, configured
 
 Floats = NDArray[np.float64]
 
@@ -105,7 +105,7 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
     served_by = configured(spec.system, spec.parameters)
     if served_by.sharing is not None:
         return None
-    put = placed(place)
+    put = spec.deployment
     if put.placement.model.linear is not None:
         return None
     kind = kind_of(put.step_time)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import FrozenInstanceError, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ....predictors.device_map import read_device_map
-from ....predictors.dtypes import AUTO
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.lora import Lora
 from ....predictors.model_spec import ModelSpec
@@ -21,7 +20,7 @@ from ....predictors.operators.assembly import (
     operator_step_time,
     speculative_step_time,
 )
-from ....predictors.placement import Placement
+from ....predictors.placement import Placement, smallest_tp
 from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
@@ -37,63 +36,113 @@ from ...policies.systems import System, system
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
 
+if TYPE_CHECKING:
+    from ..config.setting import Part
+
 # Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
 EXACT_REQUESTS = 1_000_000
 
 
-@dataclass(frozen=True)
-class PlacementSpec:
+class CellPart:
+    """Settings of one value by name: those that the schema declares with this `Setting.part`.
+
+    Frozen and hashable. Those left out have the schema's defaults. Values alone are sent to another
+    process, which needs no schema to read them.
+    """
+
+    part: ClassVar[Part]
+
+    def __init__(self, *first: Any, **settings: Any) -> None:
+        """Take the first settings by place, in the schema's order.
+
+        Raises:
+            TypeError: there is no such setting.
+        """
+        defaults = defaults_of(self.part)
+        named = dict(zip(defaults, first, strict=False)) | settings
+        if not named.keys() <= defaults.keys():
+            raise TypeError(f"no settings of a {self.part}: {named.keys() - defaults.keys()}")
+        self.__dict__.update(defaults | named)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], **changes: Any) -> Self:
+        """Those of all settings that belong here, with changes."""
+        return cls(**{name: settings[name] for name in defaults_of(cls.part)} | changes)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """The inverse of `vars`."""
+        part = object.__new__(cls)
+        part.__dict__.update(plain)
+        return part
+
+    def replaced(self, **changes: Any) -> Self:
+        """The same with other values."""
+        return self.from_plain(vars(self) | changes)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(vars(self).items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in vars(self).items())})"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def defaults_of(part: Part) -> dict[str, Any]:
+    """The defaults of the settings of a part, by name, in the schema's order."""
+    from ..config.schema import ExperimentSchema
+    from ..config.setting import declared
+
+    return {
+        name: setting.first
+        for name, setting in declared(ExperimentSchema).items()
+        if setting.part == part and name in ExperimentSchema.model_fields
+    }
+
+
+class PlacementSpec(CellPart):
     """Placement of one instance: model, GPU, parallelism, dtypes and memory, by name."""
 
-    model: str
-    gpu: str
-    tp: int
-    pp: int = 1
-    ep: int = 1
-    dp: int = 1
-    expert_skew: float = 0.0
-    weight_dtype: str = AUTO
-    kv_dtype: str = "bf16"
-    memory_share: float = 0.9
-    block_size: int = 16
-    host_memory_gib: float = 4.0
-    kv_offload_gib: float = 0.0
-    kv_disk_gib: float = 0.0
-    num_gpu_blocks: int | None = None
-    num_cpu_blocks: int | None = None
-    host_s: float | None = None
-    prefill_overhead_s: float = 0.0
-    host_link: str | None = None
-    profile: str | None = None  # a file of measured step times, or `operators`
-    speculation: str | None = None
-    max_loras: int | None = None
-    lora_rank: int = 16
-    embedder: str | None = None  # the model beside it
-    device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+    part = "placement"
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of an instance."""
-        return self.dp * self.tp * self.pp
+        return int(self.dp * self.tp * self.pp)
 
     @property
     def analytic_host_s(self) -> float:
         """Host time of an iteration where step times are estimated."""
-        return DEFAULT_HOST_S if self.host_s is None else self.host_s
+        return DEFAULT_HOST_S if self.host_s is None else float(self.host_s)
+
+    @property
+    def settled(self) -> Self:
+        """With the weights of the checkpoint and the fewest GPUs that it fits on, where open.
+
+        Raises:
+            SloBenchError: a name is unknown, or the model does not fit.
+        """
+        language = model(self.model)
+        weights = language.dtype_of(self.weight_dtype)
+        tp = self.tp or smallest_tp(
+            language, gpu(self.gpu), self.pp, weights, self.kv_dtype, self.memory_share, self.dp
+        )
+        return self.replaced(tp=tp, weight_dtype=weights)
 
 
-@dataclass(frozen=True)
-class WorkloadSpec:
+class WorkloadSpec(CellPart):
     """Where requests come from; see `workloads.source.load_source`."""
 
-    workload: str
-    arrivals: str = "poisson"
-    prompt_tokens: str | None = None
-    output_tokens: str | None = None
-    sessions: str | None = None
-    models: str | None = None
-    redraw_arrivals: bool = False
-    trace_format: str | None = None
+    part = "source"
 
 
 @dataclass(frozen=True)
@@ -123,16 +172,26 @@ class CellSpec:
     objective: str = DEFAULT_OBJECTIVE
     failures: str | None = None  # see `engine.cluster.failures`
 
+    @property
+    def deployment(self) -> Placed:
+        """What the placement names, looked up once in a process.
+
+        Raises:
+            SloBenchError: a name is unknown, or the model does not fit.
+        """
+        return placed(self.placement)
+
+    def plain(self) -> dict[str, Any]:
+        """The spec as tables of plain values, to be sent to another process."""
+        parts = {"placement": vars(self.placement), "workload": vars(self.workload)}
+        return vars(self) | parts
+
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
-        """The inverse of `dataclasses.asdict`, for specs received from another process."""
-        return cls(
-            **{
-                **plain,
-                "placement": PlacementSpec(**plain["placement"]),
-                "workload": WorkloadSpec(**plain["workload"]),
-            }
-        )
+        """The inverse of `plain`."""
+        placement = PlacementSpec.from_plain(plain["placement"])
+        workload = WorkloadSpec.from_plain(plain["workload"])
+        return cls(**{**plain, "placement": placement, "workload": workload})
 
 
 @dataclass(frozen=True)
@@ -165,23 +224,14 @@ def placed(spec: PlacementSpec) -> Placed:
     card = card or gpu(spec.gpu)
     if spec.host_link is not None:
         card = dataclasses.replace(card, host_link=link(spec.host_link).name)
+    names = {spec_field.name for spec_field in dataclasses.fields(Placement)} - {"model", "gpu"}
     placement = Placement(
         language,
         card,
-        tp=spec.tp,
-        pp=spec.pp,
-        weight_dtype=spec.weight_dtype,
-        kv_dtype=spec.kv_dtype,
-        memory_share=spec.memory_share,
-        block_size=spec.block_size,
+        **{name: value for name, value in vars(spec).items() if name in names},
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
-        kv_offload_gib=spec.kv_offload_gib,
-        kv_disk_gib=spec.kv_disk_gib,
-        ep=spec.ep,
-        dp=spec.dp,
-        expert_skew=spec.expert_skew,
         beside_bytes=own_weight_bytes(embeds, language, language.dtype_of(spec.weight_dtype))
         if embeds
         else 0,

@@ -15,11 +15,11 @@ import numpy as np
 from ....predictors.dtypes import weight_dtype
 from ....predictors.operators.assembly import default_step_time
 from ....predictors.output_length import bucket_accuracy, length_predictor, longest_tokens
-from ....predictors.placement import Placement, smallest_tp
+from ....predictors.placement import Placement
 from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
-from ....predictors.specs import gpu, model
 from ....workloads.arrays import Ints
+from ....workloads.base import DrawnSource
 from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
@@ -27,12 +27,13 @@ from ....workloads.request_bodies import check_simulated
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
-from ...core.records.judging import Judged, judge
+from ...core.records.judging import judge
 from ...core.records.request_records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks
 from ...engine.simulator.simulate_models import OneModel, simulate_models
+from ...policies.systems import policy_file_errors
 from ...results.cell_files import (
     Choice,
     Column,
@@ -45,8 +46,8 @@ from ...results.metrics import (
     Hardware,
     cell_metrics,
     parse_objective,
-    request_figures,
 )
+from ...results.request_figures import Requests
 from ...results.request_fold import RequestFold
 from ...results.run_folder import Row
 from .cell_bands import band_columns, sampled
@@ -67,15 +68,14 @@ _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 def workload_of(spec: CellSpec) -> Workload:
     """What arrives in a cell; the same for every system."""
-    workload = source(spec.workload).make(
-        rate_rps=spec.rate_rps,
-        replay_speed=spec.replay_speed,
-        requests=spec.requests,
-        duration_s=spec.duration_s,
-        seed=spec.seed,
-        slo=parse_slo(spec.slo, spec.slo_scale),
-    )
-    return _declared(spec, workload)
+    return _declared(spec, source(spec.workload).make(**_load(spec)))
+
+
+def _load(spec: CellSpec) -> dict[str, Any]:
+    """How much of its workload a cell offers."""
+    names = ("rate_rps", "replay_speed", "requests", "duration_s", "seed")
+    slo = parse_slo(spec.slo, spec.slo_scale)
+    return {name: getattr(spec, name) for name in names} | {"slo": slo}
 
 
 def _declared(spec: CellSpec, workload: Workload) -> Workload:
@@ -99,14 +99,10 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
-    blocks = source(spec.workload).blocks(
-        rate_rps=spec.rate_rps,
-        replay_speed=spec.replay_speed,
-        requests=spec.requests,
-        duration_s=spec.duration_s,
-        seed=spec.seed,
-        slo=parse_slo(spec.slo, spec.slo_scale),
-    )
+    origin = source(spec.workload)
+    if not isinstance(origin, DrawnSource):
+        return None
+    blocks = origin.blocks(**_load(spec))
     if blocks is None or spec.max_output_tokens is None:
         return blocks
     draw = blocks.draw
@@ -158,6 +154,7 @@ def run_cell(
     return row
 
 
+@policy_file_errors()
 def simulated(
     spec: CellSpec,
     workload: Workload,
@@ -192,33 +189,41 @@ def simulated(
             progress=progress,
             trace=trace,
         )
-    place = placed(spec.placement)
+    place = spec.deployment
     return simulate(
         workload,
         chosen,
         place.placement,
         step_time or place.step_time.model,
-        instances=spec.instances,
-        router=spec.router,
-        overlong_requests=spec.overlong_requests,
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
         output_tokens_p90=output_tokens_p90(spec, workload),
-        ready_s=place.ready_s,
         lora=place.lora,
-        failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
         trace=trace,
-        step_time_of=partial(_role_step_time, spec.placement),
+        **_instances(spec),
     )
 
 
+def _instances(spec: CellSpec) -> dict[str, Any]:
+    """How many instances a cell has, what routes to them, and when they run."""
+    return {
+        "instances": spec.instances,
+        "router": spec.router,
+        "overlong_requests": spec.overlong_requests,
+        "failures": parse_failures(spec.failures) if spec.failures else (),
+        "ready_s": spec.deployment.ready_s,
+        "step_time_of": partial(_role_step_time, spec.placement),
+    }
+
+
+@policy_file_errors()
 def _summarised(
     spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
 ) -> Row:
     """Row of a simulated cell whose requests are summarised, not kept."""
-    place = placed(spec.placement)
+    place = spec.deployment
     fold = RequestFold(blocks, spec.warmup_s)
     result = simulate_blocks(
         blocks,
@@ -226,18 +231,12 @@ def _summarised(
         place.placement,
         place.step_time.model,
         fold.add,
-        instances=spec.instances,
-        router=spec.router,
-        overlong_requests=spec.overlong_requests,
-        failures=parse_failures(spec.failures) if spec.failures else (),
-        ready_s=place.ready_s,
         progress=progress,
-        step_time_of=partial(_role_step_time, spec.placement),
+        **_instances(spec),
     )
     hardware = _unlike(_hardware_of(place.placement, spec.instances), result)
-    metrics = cell_metrics(fold.figures(result), result, hardware, warmup_s=spec.warmup_s)
     fitted = "fitted" if place.step_time.fitted else "unfitted"
-    row = _row(spec, metrics, fitted, fold.truncated)
+    row = _row(spec, fold.row(result, hardware), fitted)
     write_details(folder, spec.cell, {}, result.timeline, records="none")
     return row | band_columns(spec, fold.sample(), row)
 
@@ -249,7 +248,7 @@ def _role_step_time(spec: PlacementSpec, role: Placement) -> StepTime:
     run_placement = placed(spec).placement
     if dataclasses.replace(role, tp=run_placement.tp, gpu=run_placement.gpu) == run_placement:
         gpu_name = spec.gpu if role.gpu == run_placement.gpu else role.gpu.name
-        return placed(dataclasses.replace(spec, tp=role.tp, gpu=gpu_name)).step_time.model
+        return placed(spec.replaced(tp=role.tp, gpu=gpu_name)).step_time.model
     return default_step_time(role).model
 
 
@@ -275,9 +274,10 @@ def simulated_figures(
     spec: CellSpec, workload: Workload, result: Result
 ) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
-    workload = _served(workload, result)
+    drawn, workload = workload, _served(workload, result)
     hardware, _ = _simulated_hardware(spec, workload, result)
-    return _figures(spec, workload, result, hardware, judge(workload, result.records))
+    requests = Requests.of(workload, result.records, judge(workload, result.records), drawn)
+    return _figures(spec, workload, requests, result, hardware)
 
 
 def _simulated_hardware(
@@ -287,7 +287,7 @@ def _simulated_hardware(
     sharing = configured(spec.system, spec.parameters).sharing
     if sharing is not None:
         return _shared_hardware(spec, workload, sharing), False
-    place = placed(spec.placement)
+    place = spec.deployment
     hardware = _hardware_of(place.placement, spec.instances)
     return _unlike(hardware, result), place.step_time.fitted
 
@@ -321,19 +321,16 @@ def models_of(
         SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
     """
     assert workload.models is not None
-    numbers = {name: getattr(spec, name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
     models_by_name = {}
     for name in parse_models(workload.models).names:
-        shape = shape_of(name)
-        tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
-        placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
-        while not _leaves_half(placed_model.placement) and tp < MOST_TP:
-            tp *= 2
-            placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
-        if tp > gpus:
-            raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
-        place = dataclasses.replace(placed_model.placement, batched_tokens=batched_tokens)
-        models_by_name[name] = OneModel(place, placed_model.step_time.model)
+        shape = spec.replaced(model=shape_of(name), tp=None).settled
+        while not _leaves_half(placed(shape).placement) and shape.tp < MOST_TP:
+            shape = shape.replaced(tp=2 * shape.tp)
+        if shape.tp > gpus:
+            raise SloBenchError(f"{name} needs {shape.tp} GPUs of {spec.gpu} but there are {gpus}")
+        deployment = placed(shape)
+        place = dataclasses.replace(deployment.placement, batched_tokens=batched_tokens)
+        models_by_name[name] = OneModel(place, deployment.step_time.model)
     return models_by_name
 
 
@@ -397,21 +394,17 @@ def kept_cell(
     """
     offered, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)
-    metrics = _figures(spec, workload, result, hardware, judged)
-    row = _row(spec, metrics, step_time, _truncated(offered, workload))
+    requests = Requests.of(workload, result.records, judged, offered)
+    metrics = _figures(spec, workload, requests, result, hardware)
+    row = _row(spec, metrics, step_time)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
-    requests = request_columns(workload, result.records, judged) | dict(columns or {})
-    write_details(folder, spec.cell, requests, result.timeline, records=records)
+    table = request_columns(workload, result.records, judged) | dict(columns or {})
+    write_details(folder, spec.cell, table, result.timeline, records=records)
     return row
 
 
-def _row(
-    spec: CellSpec,
-    metrics: Mapping[str, float | int | bool | None],
-    step_time: str,
-    truncated: int,
-) -> Row:
+def _row(spec: CellSpec, metrics: Mapping[str, float | int | bool | None], step_time: str) -> Row:
     """The row of a cell, its figures rounded."""
     row: Row = dict(spec.columns)
     for name, value in metrics.items():
@@ -419,8 +412,6 @@ def _row(
         row[name] = round(value, 9) if isinstance(value, float) else value
         if name == "valid":
             row["step_time"] = step_time
-        if name == "overlong":
-            row["overlong_truncated"] = truncated
     return row
 
 
@@ -429,23 +420,17 @@ def _served(workload: Workload, result: Result) -> Workload:
     return workload if result.served is None else result.served
 
 
-def _truncated(offered: Workload, served: Workload) -> int:
-    """Requests of which a part was cut off."""
-    shorter = served.prompt_tokens < offered.prompt_tokens
-    return int((shorter | (served.output_tokens < offered.output_tokens)).sum())
-
-
 def _figures(
-    spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
+    spec: CellSpec, workload: Workload, requests: Requests, result: Result, hardware: Hardware
 ) -> dict[str, float | int | bool | None]:
-    figures = request_figures(
+    return cell_metrics(
+        requests,
         workload,
         result,
-        judged=judged,
+        hardware,
         warmup_s=spec.warmup_s,
         objective=parse_objective(spec.objective),
     )
-    return cell_metrics(figures, result, hardware, warmup_s=spec.warmup_s)
 
 
 def _hardware_of(placement: Placement, instances: int) -> Hardware:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ....predictors.device_map import read_device_map
 from ....predictors.output_length import check_installed, length_predictor
-from ....predictors.placement import smallest_tp
-from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
 from ....workloads.slo import parse_slo
 from ...core.cluster_policy import overrides
@@ -23,17 +21,10 @@ from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
-from ..config.setting import column_value
+from ..config.setting import column_value, declared
 from .cell_specs import PlacementSpec, WorkloadSpec, placed, source
 from .cells import models_of
 from .offered_load import estimated_phases
-
-_SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
-# Settings of an experiment with one model.
-_OF_ONE_MODEL = (
-    *("tp", "pp", "dp", "instances", "router"),
-    *("device_map", "embedder", "profile", "num_gpu_blocks", "adapters", "max_loras"),
-)
 
 
 @dataclass(frozen=True)
@@ -158,24 +149,18 @@ def _combination_of(
         values = {**values, "instances": values["instances"] or len(experiment.client.base_urls)}
     if values["device_map"] is not None:
         values = _mapped(values, experiment.backend)
-    if simulated and values["models"] is None:
-        weights = model(values["model"]).dtype_of(values["weight_dtype"])
-        values = {**values, "weight_dtype": weights}
-    pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
-    numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
-    tp = values["tp"] or 1
     if values["models"] is not None:
         return _several(values, experiment)
-    if simulated and values["tp"] is None:
-        tp = smallest_tp(
-            model(values["model"]), gpu(values["gpu"]), pp=pp, dp=values["dp"], **numbers
-        )
-    place = PlacementSpec(values["model"], values["gpu"], tp, pp, **_placed_by(values))
-    each = place.gpus
+    place = PlacementSpec.of(values)
     if simulated:
+        place = place.settled
+        values = {**values, "weight_dtype": place.weight_dtype}
         placed(place)
+    elif place.tp is None:
+        place = place.replaced(tp=1)
+    gpus, instances, each = values["gpus"], values["instances"], place.gpus
     workload = _workload(values, experiment)
-    shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
+    shape = f"tp {place.tp}" + (f" × pp {place.pp}" if place.pp > 1 else "")
     shape += f" × dp {place.dp}" if place.dp > 1 else ""
     if gpus is None:
         instances_given = instances is not None or not simulated
@@ -193,26 +178,12 @@ def _combination_of(
     return Combination(values, workload, place, gpus // each, instances_given=True)
 
 
-def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a placement but for the model and the shape of its GPUs."""
-    return {
-        spec_field.name: values[spec_field.name]
-        for spec_field in fields(PlacementSpec)
-        if spec_field.name not in _SHAPE
-    }
-
-
 def _workload(values: Mapping[str, Any], experiment: ExperimentSchema) -> WorkloadSpec:
-    settings = {
-        spec_field.name: values[spec_field.name]
-        for spec_field in fields(WorkloadSpec)
-        if spec_field.name in values
-    }
-    if values["adapters"] is not None:
-        if values["max_loras"] is None:
-            raise SloBenchError("adapters need slots: give max_loras, for example 8")
-        settings["models"] = values["adapters"]
-    return WorkloadSpec(**settings, trace_format=experiment.trace_format)
+    if values["adapters"] is not None and values["max_loras"] is None:
+        raise SloBenchError("adapters need slots: give max_loras, for example 8")
+    models = values["models"] if values["adapters"] is None else values["adapters"]
+    settings = {**values, "models": models, "trace_format": experiment.trace_format}
+    return WorkloadSpec.of(settings)
 
 
 def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
@@ -226,8 +197,8 @@ def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
 
 def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    for name in _OF_ONE_MODEL:
-        if values[name] not in (None, 1):
+    for name, declaration in declared(type(experiment)).items():
+        if declaration.setting.one_model and values[name] not in (None, 1):
             raise SloBenchError(
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"
@@ -236,7 +207,7 @@ def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combina
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )
-    place = PlacementSpec(values["model"], values["gpu"], tp=1, **_placed_by(values))
+    place = PlacementSpec.of(values, tp=1)
     workload = _workload(values, experiment)
     return Combination(values, workload, place, values["gpus"] or 1, instances_given=True)
 

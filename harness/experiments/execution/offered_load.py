@@ -207,7 +207,7 @@ def _other_degrees(sample: Workload, place: PlacementSpec) -> Iterator[PhaseCapa
         return  # what these take of memory is known for the tensor-parallel degree of the run
     for tp in TP_DEGREES:
         with contextlib.suppress(SloBenchError):
-            if tp != place.tp and (capacity := _phases(sample, replace(place, tp=tp))) is not None:
+            if tp != place.tp and (capacity := _phases(sample, place.replaced(tp=tp))) is not None:
                 yield capacity
 
 

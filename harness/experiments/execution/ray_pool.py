@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class OnRay:
                 failed, or its machine was lost repeatedly.
         """
         with self.pool() as pool:
-            begun = {pool.begin(_cell, asdict(spec), records): spec.cell for spec in specs}
+            begun = {pool.begin(_cell, spec.plain(), records): spec.cell for spec in specs}
             for done in as_completed(begun):
                 cell = begun.pop(done)
                 row, files = done.result()

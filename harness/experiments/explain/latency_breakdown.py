@@ -8,61 +8,55 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import Self
 
 from ...engine.loop.traced_instance import InstanceLog, State, StateChange, TracedStep
 
 
 class SpanKind(Enum):
-    """Phase of a request: what it does or waits for."""
+    """Phase of a request, with its `meaning`: what the request does or waits for."""
 
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    PREFILL_WAIT = "prefill turn"
-    DECODE = "decode"
-    BEHIND_PREFILL = "prefill of others"
-    SWAP = "KV transfer"
-    PREEMPTED = "preempted"
-    RECOMPUTE = "recomputed prefill"
-    SWAPPED = "swapped out"
-    STALLED = "stalled"
-    PIPELINE = "pipeline"
-    PADDING = "padding"
-    SHARED = "others on the GPU"
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        """Let the name alone be the value."""
+        kind = object.__new__(cls)
+        kind._value_, kind.meaning = value, meaning
+        return kind
+
+    QUEUE = "queue", "at an instance, waited to enter a batch"
+    PREFILL = "prefill", "in steps that computed its prompt"
+    PREFILL_WAIT = "prefill turn", "in the batch, while the token budget went to others"
+    DECODE = "decode", "in steps that gave it a token"
+    BEHIND_PREFILL = "prefill of others", "ready to decode, while prompts of others were computed"
+    SWAP = "KV transfer", "in the batch, while KV blocks moved to or from host memory"
+    PREEMPTED = "preempted", "thrown out under KV pressure, waited to start again"
+    RECOMPUTE = "recomputed prefill", "in steps that computed its prompt and answer again"
+    SWAPPED = "swapped out", "its KV in host memory, waited for room"
+    STALLED = "stalled", "kept its KV and sat out until a block was free"
+    PIPELINE = (
+        "pipeline",
+        "waited for a device busy with other batches: pipeline stages, embeddings",
+    )
+    PADDING = "padding", "answered, while the longest of its batch went on"
+    SHARED = "others on the GPU", "in the batch, while other models of the GPU computed"
     # Phases outside instances, and of several instances.
-    HELD = "held before instances"
-    LOADING = "model loading"
-    PREFILLED = "decode instance full"
-    TRANSFER = "KV to another instance"
-    EMBED = "embedding pass"
+    HELD = "held before instances", "in a queue before the instances: none was chosen, or had room"
+    LOADING = "model loading", "at a model whose weights were on their way to the GPU"
+    PREFILLED = (
+        "decode instance full",
+        "prefilled, waited until a decode instance had room for its KV",
+    )
+    TRANSFER = "KV to another instance", "its KV went to the instance where it decodes on"
+    EMBED = "embedding pass", "in a pass of the embedder"
     # Phases of requests to real servers, as the client sees them.
-    CLIENT = "client"
-    UNTIL_ANSWER = "until first token"
-    ANSWER = "answer"
+    CLIENT = "client", "due, and not yet sent by the client"
+    UNTIL_ANSWER = (
+        "until first token",
+        "sent, without an answer: network, queue and prefill of the server",
+    )
+    ANSWER = "answer", "between its first token and its last"
 
-
-MEANING = {
-    SpanKind.QUEUE: "at an instance, waited to enter a batch",
-    SpanKind.PREFILL: "in steps that computed its prompt",
-    SpanKind.PREFILL_WAIT: "in the batch, while the token budget went to others",
-    SpanKind.DECODE: "in steps that gave it a token",
-    SpanKind.BEHIND_PREFILL: "ready to decode, while prompts of others were computed",
-    SpanKind.SWAP: "in the batch, while KV blocks moved to or from host memory",
-    SpanKind.PREEMPTED: "thrown out under KV pressure, waited to start again",
-    SpanKind.RECOMPUTE: "in steps that computed its prompt and answer again",
-    SpanKind.SWAPPED: "its KV in host memory, waited for room",
-    SpanKind.STALLED: "kept its KV and sat out until a block was free",
-    SpanKind.PIPELINE: "waited for a device busy with other batches: pipeline stages, embeddings",
-    SpanKind.PADDING: "answered, while the longest of its batch went on",
-    SpanKind.SHARED: "in the batch, while other models of the GPU computed",
-    SpanKind.HELD: "in a queue before the instances: none was chosen, or had room",
-    SpanKind.LOADING: "at a model whose weights were on their way to the GPU",
-    SpanKind.PREFILLED: "prefilled, waited until a decode instance had room for its KV",
-    SpanKind.TRANSFER: "its KV went to the instance where it decodes on",
-    SpanKind.EMBED: "in a pass of the embedder",
-    SpanKind.CLIENT: "due, and not yet sent by the client",
-    SpanKind.UNTIL_ANSWER: "sent, without an answer: network, queue and prefill of the server",
-    SpanKind.ANSWER: "between its first token and its last",
-}
 
 _OUTSIDE = {
     State.PREEMPTED: SpanKind.PREEMPTED,

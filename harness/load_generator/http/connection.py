@@ -13,6 +13,7 @@ import socket
 import ssl
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ _MOST_TRAILER_BYTES = 8 << 10
 _COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+)?[\r\n]++)++")
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request in progress: its times and the bytes of its answer.
 
@@ -43,76 +45,42 @@ class Exchange:
     The pieces are those of the body; if it is `chunked`, with the bytes that say so.
     """
 
-    __slots__ = (
-        "arrival_s",
-        "body_bytes",
-        "chunked",
-        "connections",
-        "detail",
-        "end_s",
-        "endpoint",
-        "fault",
-        "first_byte_s",
-        "most_bytes",
-        "pieces",
-        "row",
-        "sent_s",
-        "stamps",
-        "started_s",
-        "status",
-        "waited_for",
-    )
-
-    def __init__(self, row: int, endpoint: int, arrival_s: float, waited_for: bool) -> None:
-        self.row = row
-        self.endpoint = endpoint
-        self.arrival_s = arrival_s  # scheduled, on the workload's clock
-        self.started_s = NOT_YET_S  # later than due if the client is late
-        self.sent_s = NOT_YET_S  # written to a connection
-        self.first_byte_s = NOT_YET_S
-        self.end_s = NOT_YET_S
-        self.status = 0
-        self.fault = RequestFault.NONE
-        self.detail = ""
-        self.connections = 0  # that were tried
-        self.waited_for = waited_for  # others arrive when this one is answered
-        self.chunked = False
-        self.body_bytes = 0  # that came, with what frames them
-        self.most_bytes = MOST_BODY_BYTES
-        self.stamps = array("d")
-        self.pieces: list[bytes] = []
+    row: int
+    endpoint: int
+    arrival_s: float  # scheduled, on the workload's clock
+    waited_for: bool  # others arrive when this one is answered
+    started_s: float = NOT_YET_S  # later than due if the client is late
+    sent_s: float = NOT_YET_S  # written to a connection
+    first_byte_s: float = NOT_YET_S
+    end_s: float = NOT_YET_S
+    status: int = 0
+    fault: RequestFault = RequestFault.NONE
+    detail: str = ""
+    connections: int = 0  # that were tried
+    chunked: bool = False
+    body_bytes: int = 0  # that came, with what frames them
+    most_bytes: int = MOST_BODY_BYTES
+    stamps: array[float] = field(default_factory=lambda: array("d"))
+    pieces: list[bytes] = field(default_factory=list)
 
 
 Ended = Callable[[Exchange], None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Connection(asyncio.Protocol):
     """A connection with at most one exchange at a time."""
 
-    __slots__ = (
-        "_framed",
-        "_lost",
-        "_now_s",
-        "_parser",
-        "_pool",
-        "_stays",
-        "_streams",
-        "_transport",
-        "_used",
-        "exchange",
-    )
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self._transport: asyncio.Transport
-        self._parser: Any = None
-        self._framed = False  # the answer's head says where its body ends
-        self._streams = False  # it is a chunked body
-        self._stays = True  # the connection may be used again
-        self._used = False  # has carried a whole exchange
-        self._lost: tuple[Exception | None] | None = None  # with the reason
-        self._now_s = 0.0
-        self.exchange: Exchange | None = None
+    _pool: ConnectionPool
+    _transport: asyncio.Transport = field(init=False)
+    _parser: Any = None
+    _framed: bool = False  # the answer's head says where its body ends
+    _streams: bool = False  # it is a chunked body
+    _stays: bool = True  # the connection may be used again
+    _used: bool = False  # has carried a whole exchange
+    _lost: tuple[Exception | None] | None = None  # with the reason
+    _now_s: float = 0.0
+    exchange: Exchange | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass

@@ -70,11 +70,8 @@ def answers_held(workload: Workload, row: int) -> Iterator[tuple[int, int]]:
     before = int(workload.follows[row])
     joins = workload.joins[row] if workload.joins is not None else ()
     room = int(workload.prompt_tokens[row] - workload.prompt_tokens[before]) - 1
-    generated = (
-        joined_row
-        for joined_row in joins
-        if workload.request_type[joined_row] == RequestType.GENERATE
-    )
+    types = workload.request_type
+    generated = (joined for joined in joins if types[joined] == RequestType.GENERATE)
     for other in dict.fromkeys((before, *generated)):
         tokens = min(room, int(workload.output_tokens[other]))
         room -= tokens

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any, TypeVar
+from typing import Any
 
 from ....workloads.errors import SloBenchError
 from ...core.records.request_records import Outcome
@@ -21,7 +21,7 @@ from ...core.state import RequestState
 from ...engine.cluster.cluster_arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..load_progress import LoadWatch, Watch
-from ..machine import allow_many_sockets, before_other_programs
+from ..machine import Found, allow_many_sockets, before_other_programs, run_event_loop
 from ..real_cluster import RoutedServers
 from .answers import CompletionResult, Raw, read_answer
 from .connection import ConnectionPool, Exchange
@@ -33,7 +33,6 @@ from .request_columns import DriveResult, Spool
 from .unserved import FirstFailures
 from .wire_requests import WireRequests
 
-Found = TypeVar("Found")
 _TICK_S = 0.02
 # The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
 # leave this much early; on average it is then neither early nor late.
@@ -282,18 +281,9 @@ def run_coroutine(main: Coroutine[Any, Any, Found]) -> Found:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run_here(main)
+        return run_event_loop(main)
     with ThreadPoolExecutor(1) as other:  # a notebook's cell
-        return other.submit(_run_here, main).result()
-
-
-def _run_here(main: Coroutine[Any, Any, Found]) -> Found:
-    if sys.platform == "win32":
-        return asyncio.run(main)
-    import uvloop
-
-    outcome: Found = uvloop.run(main)
-    return outcome
+        return other.submit(run_event_loop, main).result()
 
 
 def _peak_rss_bytes() -> int:

@@ -147,22 +147,18 @@ def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction
     )
 
 
-T = TypeVar("T")
-U = TypeVar("U")
-
-
-class BatchedPredictions(Generic[T, U]):
+class BatchedPredictions(Generic[Request]):
     """Batches predictions: one call covers all requests that arrived during the previous call."""
 
-    def __init__(self, ask: Callable[[list[T]], Sequence[U]]) -> None:
+    def __init__(self, ask: Callable[[list[Request]], Sequence[Predicted]]) -> None:
         self._ask = ask
-        self._waiting: deque[tuple[T, asyncio.Future[U]]] = deque()
+        self._waiting: deque[tuple[Request, asyncio.Future[Predicted]]] = deque()
         self._asks = False
         self.times = 0
 
-    def of(self, request: T) -> asyncio.Future[U]:
+    def of(self, request: Request) -> asyncio.Future[Predicted]:
         """Return the prediction for `request`, or raise the predictor's error."""
-        future: asyncio.Future[U] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._next()
         return future
@@ -170,7 +166,7 @@ class BatchedPredictions(Generic[T, U]):
     def _next(self) -> None:
         if self._asks:
             return
-        now: list[tuple[T, asyncio.Future[U]]] = []
+        now: list[tuple[Request, asyncio.Future[Predicted]]] = []
         while self._waiting and len(now) < AT_ONCE:
             entry = self._waiting.popleft()
             if not entry[1].done():  # its client is still there
@@ -180,7 +176,7 @@ class BatchedPredictions(Generic[T, U]):
         self._asks = True
         self.times += 1
 
-        def answered(done: asyncio.Future[Sequence[U]]) -> None:
+        def answered(done: asyncio.Future[Sequence[Predicted]]) -> None:
             self._asks = False
             error = done.exception()
             for place, (_, future) in enumerate(now):

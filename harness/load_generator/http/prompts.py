@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....workloads.arrays import Ints
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.extras import is_installed
 from ....workloads.parsing import parse_json
 from ....workloads.request import Request
 
-Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

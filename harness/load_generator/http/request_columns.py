@@ -12,16 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....workloads.arrays import Floats, Ints
 from ...core.records.request_records import Gaps, Outcome, TimeseriesRow
 from .answers import CompletionResult, Raw, read_answer
 from .connection import Exchange
 from .faults import RequestFault
 from .wire_requests import WireRequests
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
@@ -55,9 +53,8 @@ class Spool:
                 written += os.pwrite(self._file.fileno(), record[written:], self._end + written)
         except OSError as error:
             exchange.fault = RequestFault.CLIENT
-            exchange.detail = (
-                f"the answer cannot be kept in {tempfile.gettempdir()}: {error.strerror}"
-            )
+            folder = tempfile.gettempdir()
+            exchange.detail = f"the answer cannot be kept in {folder}: {error.strerror}"
             return
         self._places[exchange.row] = self._end, len(pieces), len(body)
         self._end += len(record)
@@ -172,17 +169,25 @@ class SenderResult:
     length_drift: tuple[TimeseriesRow, ...] = ()  # accuracy of an online predictor of lengths
 
 
+_OF_EXCHANGE = {
+    **{name: name for name in ("arrival_s", "started_s", "sent_s", "first_byte_s")},
+    **{name: name for name in ("endpoint", "connections", "status")},
+    "ended_s": "end_s",
+}
+_OF_ANSWER = ("outcome", "chunks", "prompt_tokens", "completion_tokens", "cached_tokens")
+
+
 def read_part(
-    driven: DriveResult,
-    requests: WireRequests,
-    *,
-    keep_texts: bool,
-    save_token_times: bool,
+    driven: DriveResult, requests: WireRequests, *, keep_texts: bool, save_token_times: bool
 ) -> SenderResult:
     """Read all answers of a run into columns, and close its spool."""
     start_s = driven.start_s
     exchanges = sorted(driven.exchanges, key=lambda exchange: exchange.row)
     columns = RequestColumns.empty(len(exchanges))
+    for name, attribute in _OF_EXCHANGE.items():
+        getattr(columns, name)[:] = [getattr(exchange, attribute) for exchange in exchanges]
+    for times_s in (columns.started_s, columns.sent_s, columns.first_byte_s, columns.ended_s):
+        times_s -= start_s
     gaps = _GapCounts()
     details: dict[int, str] = {}
     texts: dict[int, str] = {}
@@ -193,23 +198,12 @@ def read_part(
         if answer is None:
             raw = driven.spool.raw(exchange, **expected)
             answer = read_answer(raw, keep_text=keep_texts)
-        columns.arrival_s[place] = exchange.arrival_s
-        columns.started_s[place] = exchange.started_s - start_s
-        columns.sent_s[place] = exchange.sent_s - start_s
-        columns.first_byte_s[place] = exchange.first_byte_s - start_s
-        columns.ended_s[place] = exchange.end_s - start_s
-        columns.endpoint[place] = exchange.endpoint
-        columns.connections[place] = exchange.connections
-        columns.status[place] = exchange.status
         if answer.token_s:
             columns.first_token_s[place] = answer.token_s[0] - start_s
             columns.last_token_s[place] = answer.token_s[-1] - start_s
-        columns.outcome[place] = answer.outcome
         columns.fault[place] = FAULTS.index(answer.fault)
-        columns.chunks[place] = answer.chunks
-        columns.prompt_tokens[place] = answer.prompt_tokens
-        columns.completion_tokens[place] = answer.completion_tokens
-        columns.cached_tokens[place] = answer.cached_tokens
+        for name in _OF_ANSWER:
+            getattr(columns, name)[place] = getattr(answer, name)
         if not expected["embeds"]:
             gaps.add(answer.token_s)
             columns.output_tokens[place] = len(answer.token_s)

@@ -47,8 +47,7 @@ async def _get(
         connect_limit_s=limit_s,
         tls=ssl.create_default_context() if endpoint.tls else None,
     )
-    exchange = Exchange(0, 0, 0.0, False)
-    exchange.most_bytes = most_bytes
+    exchange = Exchange(0, 0, 0.0, False, most_bytes=most_bytes)
     try:
         pool.connect(exchange)
         async with asyncio.timeout(limit_s):

@@ -13,7 +13,7 @@ import numpy as np
 from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from ..load_progress import LoadProgress
-from .answers import CompletionResult, Raw, read_answer
+from .answers import Raw, read_answer
 from .connection import Exchange
 from .faults import OVERLOAD, RequestFault
 from .request_columns import FAULTS, RequestColumns
@@ -48,7 +48,7 @@ class FirstFailures:
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._exchanges = exchanges  # in the order in which they were sent
-        self._served = False
+        self.serves = False  # whether a request was served
         self._ended = 0  # the first that have all ended
         self._refused = self._busy = 0
         self._failing_s = 0.0
@@ -56,21 +56,16 @@ class FirstFailures:
 
     def ended(self, exchange: Exchange, raw: Raw) -> None:
         """Note an exchange that has ended; once one was served, nothing more is read."""
-        if self._served:
+        if self.serves:
             return
         answer = read_answer(raw)
-        self._served = _is_served(answer)
+        self.serves = answer.outcome is Outcome.FINISHED or _is_decision(answer.detail)
         if exchange is self._exchanges[0] and _is_refused(exchange):
             self._first_fault = fault_code(answer.fault, exchange.status)
 
-    @property
-    def serves(self) -> bool:
-        """Whether a request was served."""
-        return self._served
-
     def progress(self, in_flight: int) -> LoadProgress:
         """The failures so far, with the requests in flight."""
-        if self._served:
+        if self.serves:
             return LoadProgress(in_flight=in_flight, served=1)
         while self._ended < len(self._exchanges):
             exchange = self._exchanges[self._ended]
@@ -94,10 +89,6 @@ class FirstFailures:
 
 def _is_refused(exchange: Exchange) -> bool:
     return exchange.status // 100 == 4 and exchange.status not in OVERLOAD
-
-
-def _is_served(answer: CompletionResult) -> bool:
-    return answer.outcome is Outcome.FINISHED or _is_decision(answer.detail)
 
 
 def _is_decision(detail: str) -> bool:

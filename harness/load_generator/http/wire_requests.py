@@ -12,8 +12,8 @@ from typing import Any, TypedDict
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....workloads.arrays import Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.request import Request, RequestType
 from ....workloads.request_bodies import with_fields
@@ -214,7 +214,7 @@ class Expected(TypedDict):
     most_tokens: int | None
 
 
-def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] | None:
+def _most_tokens(workload: Workload, options: HttpOptions) -> Ints | None:
     """Return the most tokens of each answer as requests say it; None if they leave it open."""
     tokens = workload.output_tokens if options.exact_output else workload.max_output_tokens
     body = options.body
@@ -223,7 +223,7 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] 
     if not all(type(value) is int for value in (*limits, copies)):
         return None
     per_copy = np.full(len(workload), max(limits)) if limits else tokens
-    total_tokens: NDArray[np.int64] = np.multiply(per_copy, copies, dtype=np.int64)
+    total_tokens: Ints = np.multiply(per_copy, copies, dtype=np.int64)
     return total_tokens
 
 

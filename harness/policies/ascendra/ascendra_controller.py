@@ -130,9 +130,8 @@ class Ascendra(ClusterPolicy):
     def mechanisms(self) -> dict[str, str]:
         descriptions = {}
         if self.tickets:
-            descriptions["tickets"] = (
-                "requests that took the ticket of an HP instance without prompts"
-            )
+            text = "requests that took the ticket of an HP instance without prompts"
+            descriptions["tickets"] = text
         if self.offload:
             descriptions["offloads"] = "requests that an LP instance gave to an HP instance"
         return descriptions

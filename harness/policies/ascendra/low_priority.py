@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ...core.counters import OVERTAKES
 from ...core.decisions import Limits, ReleaseReason, Timeout
@@ -54,9 +54,7 @@ class AscendraLp(Policy):
     The batch that is formed at that moment may still take it: Fig. 1 executes D and offloads C.
     """
 
-    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = (
-        "dynamic"
-    )
+    queue_order = "dynamic"
     dynamic_limits: ClassVar[bool] = True
     may_start_at_timeout: ClassVar[bool] = True
 

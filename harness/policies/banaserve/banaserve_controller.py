@@ -6,7 +6,7 @@ Source: BanaServe (docs/papers.md), Algorithms 4-1 and 4-2, §4.3 and §4.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ....predictors.placement import Placement
@@ -20,7 +20,6 @@ from ...core.cluster_policy import (
     OnServers,
     Role,
     RouteOutcome,
-    ServerRole,
 )
 from ...core.counters import STORE_HITS
 from ...core.decisions import UNLIMITED
@@ -44,15 +43,8 @@ from .objective import ObjectiveWeights
 from .placement_search import Budgets, PlacementSearch
 from .prediction import Demand, Load
 
-_OF_MOVES = (
-    "rise",
-    "fall",
-    "large_gap",
-    "efficiency",
-    "control_every_s",
-    "layer_moves",
-    "head_moves",
-)
+_SWITCHES = ("layer_moves", "head_moves")
+_OF_MOVES = ("rise", "fall", "large_gap", "efficiency", "control_every_s", *_SWITCHES)
 
 
 @dataclass
@@ -164,14 +156,7 @@ class BanaServe(DisaggregatedPolicy):
             return prefill, decode
         # Named devices can be shared.
         return tuple(
-            Role(
-                role.name,
-                role.policy,
-                role.instances,
-                prefill_only=role.prefill_only,
-                kv_manager=role.kv_manager,
-                devices=tuple(f"{role.name} {k}" for k in range(role.instances)),
-            )
+            replace(role, devices=tuple(f"{role.name} {k}" for k in range(role.instances)))
             for role in (prefill, decode)
         )
 
@@ -230,23 +215,8 @@ class BanaServe(DisaggregatedPolicy):
             refusal = (
                 "the router load-aware has a window and a threshold of its own: leave these out"
             )
-        return OnServers(
-            (
-                ServerRole(PREFILL, max(1, self.prefill_instances)),
-                ServerRole(DECODE, max(1, self.decode_instances)),
-            ),
-            ("prefill_instances", "decode_instances"),
-            splits=True,
-            settled=(
-                "store",
-                "layer_moves",
-                "head_moves",
-                "load_aware",
-                "window_s",
-                "load_threshold",
-            ),
-            refusals={"": refusal} if refusal else {},
-        )
+        settled = "store", "layer_moves", "head_moves", "load_aware", "window_s", "load_threshold"
+        return self.split_servers(refusal, settled)
 
     def planner(self, moves: int = 1) -> Balancer:
         """Algorithm 4-1 with these thresholds, at most `moves` moves a cycle."""
@@ -305,16 +275,12 @@ class BanaServe(DisaggregatedPolicy):
         state.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         if self.moves_by == "objective":
             return [ShiftModules(move, modules) for move in self._best_moves(cluster, since_s)]
-        planned = state.balancer.plan(
-            {index: load.total for index, load in measured.items()},
-            modules.offers(
-                cluster.up,
-                measured,
-                self.over(cluster.instances[0].placement),
-                layers=self.layer_moves,
-                heads=self.head_moves,
-            ),
+        over = self.over(cluster.instances[0].placement)
+        offers = modules.offers(
+            cluster.up, measured, over, layers=self.layer_moves, heads=self.head_moves
         )
+        totals = {index: load.total for index, load in measured.items()}
+        planned = state.balancer.plan(totals, offers)
         return [ShiftModules(move, modules) for move in planned]
 
     def _best_moves(self, cluster: ClusterView, since_s: float) -> Sequence[ModuleMove]:
@@ -324,9 +290,7 @@ class BanaServe(DisaggregatedPolicy):
         state: BanaServeState = cluster.state
         if not state.requests:
             return ()
-        demands = {
-            instance.index: self._demand(instance, since_s, state) for instance in cluster.up
-        }
+        demands = {i.index: self._demand(i, since_s, state) for i in cluster.up}
         placement = cluster.instances[0].placement
         over = self.over(placement)
         prompt_tokens = state.prompt_tokens / state.requests
@@ -400,8 +364,6 @@ def moving_rule(parameters: Mapping[str, float]) -> BanaServe:
         raise SloBenchError(
             f"server.moving: what moves is decided by {', '.join(_OF_MOVES)}, not by {min(unknown)}"
         )
-    allowed = {
-        name: bool(parameters[name]) for name in ("layer_moves", "head_moves") if name in parameters
-    }
+    allowed = {name: bool(parameters[name]) for name in _SWITCHES if name in parameters}
     rule: BanaServe = BanaServe().with_parameters(**{**parameters, **allowed})
     return rule

@@ -78,12 +78,8 @@ class Balancer:
                 gap = load[source] - load[target]
                 if gap <= self._thresholds.fall:
                     break
-                kinds = (
-                    (Module.LAYERS, Module.HEADS)
-                    if gap >= self._thresholds.large
-                    else (Module.HEADS,)
-                )
-                for kind in kinds:
+                small = gap < self._thresholds.large
+                for kind in (Module.HEADS,) if small else (Module.LAYERS, Module.HEADS):
                     move = offer(kind, source, target, load)
                     if move is not None and self._pays(move, gap):
                         return move

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from ....predictors.specs import LinkSpec
 from ...core.cluster_policy import ClusterControl
@@ -57,11 +59,6 @@ class OffloadedModules:
         """Of the owner's KV that lies at the helper."""
         return _share(self.owner, self.module, self.units)
 
-    @property
-    def weight_bytes(self) -> int:
-        """That lie at the helper, on each GPU."""
-        return _weight_bytes(self.owner, self.module, self.units)
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleMoveRecord:
@@ -87,8 +84,7 @@ class Choice:
     helper_blocks: int  # and that the helper gives up
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
+class _Blocks(NamedTuple):
     """What a move would make of the two KV cache managers."""
 
     owner_total: int
@@ -137,11 +133,8 @@ class Modules:
     def _use(self, instance: Instance, compute_by_instance: Mapping[int, float]) -> Use:
         offloaded, received = self.offloaded.get(instance.index), self.received.get(instance.index)
         compute = compute_by_instance[instance.index]
-        memory = (
-            _own_bytes(instance, offloaded.module, offloaded.units)
-            if offloaded
-            else _own_bytes(instance)
-        )
+        moved = (offloaded.module, offloaded.units) if offloaded else ()
+        memory = _own_bytes(instance, *moved)
         if offloaded and offloaded.module is Module.LAYERS:
             compute *= 1 - offloaded.share
         if received:
@@ -173,10 +166,7 @@ class Modules:
         allowed = {Module.LAYERS: layers, Module.HEADS: heads}
 
         def offer(
-            module: Module,
-            source_index: int,
-            target_index: int,
-            planned: Mapping[int, float],
+            module: Module, source_index: int, target_index: int, planned: Mapping[int, float]
         ) -> ModuleMove | None:
             both = {source_index, target_index}
             if not allowed[module] or both & self.in_motion:
@@ -272,17 +262,11 @@ class Modules:
             if self._blocks(module, units, owner, helper) is None:
                 continue
             cost_s = self._cost(owner, module, abs(units - before), over).seconds
-            ends = list(
-                zip(
-                    (owner.index, helper.index),
-                    self._after(module, before, units, owner, helper, loads),
-                    strict=True,
-                )
-            )
+            own_use, helper_use = self._after(module, before, units, owner, helper, loads)
+            ends = (owner.index, own_use), (helper.index, helper_use)
             (source, source_use), (target, target_use) = ends if units > before else ends[::-1]
-            if best is None or abs(source_use - target_use) < abs(
-                best.source_load - best.target_load
-            ):
+            gap = abs(source_use - target_use)
+            if best is None or gap < abs(best.source_load - best.target_load):
                 best = ModuleMove(module, source, target, units, source_use, target_use, cost_s)
         return best
 
@@ -302,9 +286,8 @@ class Modules:
         shift = 0.0
         if module is Module.LAYERS:
             compute_by_instance = source_use.compute / (1 - _share(owner, module, before))
-            shift = compute_by_instance * (
-                _share(owner, module, units) - _share(owner, module, before)
-            )
+            moved = _share(owner, module, units) - _share(owner, module, before)
+            shift = compute_by_instance * moved
         return (
             source_use.total - shift + kept_bytes / owner.placement.usable_bytes_per_gpu,
             target_use.total + shift + away / helper.placement.usable_bytes_per_gpu,
@@ -368,10 +351,8 @@ class Modules:
         self.history.append(
             ModuleMoveRecord(now_s, transfer.end_s + self._pause_s(moved), move, cost.moved_bytes)
         )
-        cluster.at(
-            transfer.end_s,
-            lambda: self._settle(move.module, move.units, owner, helper, blocks, cluster),
-        )
+        settle = partial(self._settle, move.module, move.units, owner, helper, blocks, cluster)
+        cluster.at(transfer.end_s, settle)
 
     def _set_aside(
         self, module: Module, owner: Instance, helper: Instance, blocks: _Blocks

@@ -62,13 +62,8 @@ class PlacementSearch:
         """The moves of one cycle, in order."""
         placed = self.placement()
         now = self._predicted(placed, load, budgets)
-        choices = list(
-            self._modules.choices(
-                self._instances.values(),
-                self._over,
-                {Module.LAYERS: layers, Module.HEADS: heads},
-            )
-        )
+        allowed = {Module.LAYERS: layers, Module.HEADS: heads}
+        choices = list(self._modules.choices(self._instances.values(), self._over, allowed))
         planned: list[ModuleMove] = []
         while choices:
             outcomes = [self._after(choice, placed) for choice in choices]

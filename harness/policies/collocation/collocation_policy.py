@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import ClassVar
 
@@ -28,15 +27,6 @@ from ..vllm import Vllm
 
 INF = math.inf
 _MOST_LIMITS = 1024  # remembered
-
-
-class Decision(Enum):
-    """Result of Algorithm 1 for one request."""
-
-    ADMIT = "admit"
-    ADMIT_WITH_PREEMPTION = "admit with preemption"
-    DEFER = "defer"
-    REJECT = "reject"
 
 
 @dataclass
@@ -104,7 +94,7 @@ class Collocation(Collocated, Vllm):
     horizon_s: float = parameter(1.0, 0.0, 60.0)  # of the arrival forecast
     window_s: float = parameter(
         30.0, 0.1, 3600.0, log=True
-    )  # of rates; a time constant with `decay`
+    )  # of rates; with `decay` a time constant
     speculative_share: float = parameter(0.05, 0.0, 0.9)  # most memory kept for high priority
     kv_scale: float = parameter(1.0, 0.001, 10.0, log=True)
     embed_scale: float = parameter(1.0, 0.001, 10.0, log=True)
@@ -182,19 +172,10 @@ class Collocation(Collocated, Vllm):
             due = self._last_due_s(r, view)
         return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
 
-    def _slacks_s(self, view: View, state: Learnt) -> list[float]:
-        """`slack_s` of all running requests."""
-        now_s, step_s, last_due_s = view.now_s, self._step_s(view), state.last_due_s
-        slacks_s = []
-        for r in view.running():
-            due = last_due_s.get(r)
-            if due is None:
-                due = self._last_due_s(r, view)
-            slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
-        return slacks_s
-
     def _urgent_slacks_s(self, view: View, state: Learnt) -> list[float]:
-        """`_slacks_s` without those that are known to be `critical_s` or more."""
+        """`slack_s` of running requests but those for which it is known to be `critical_s` or
+        more.
+        """
         now_s, step_s, calm_until_s = view.now_s, self._step_s(view), state.calm_until_s
         if not state.calm_step_s / 4 < step_s <= state.calm_step_s:
             state.calm_step_s = 1.5 * step_s
@@ -343,17 +324,6 @@ class Collocation(Collocated, Vllm):
         kv_tokens = view.decode_kv_tokens + r.target_tokens
         step_s = predict.step_s(view.n_decoding + 1, kv_tokens, ())
         return predict.step_s(0, 0, ((0, r.target_tokens),)) + step_s * predict.output_tokens(r)
-
-    def decide(self, r: RequestState, view: View) -> Decision:
-        """Decide on one request (Algorithm 1)."""
-        lacking = self._lacking(r, view)
-        if lacking <= 0 or not view.n_running:
-            return Decision.ADMIT
-        if r.priority > 0 and self._victims(view, lacking):
-            return Decision.ADMIT_WITH_PREEMPTION
-        if due_s(r) - view.now_s > self.defer_threshold_s:
-            return Decision.DEFER
-        return Decision.REJECT
 
     def queue_key(self, r: RequestState, view: View) -> Key:
         return (0.0 if r.priority > 0 else 1.0, r.arrival_s)

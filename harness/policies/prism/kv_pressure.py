@@ -83,11 +83,6 @@ class Assignment:
     loads: Loads
     unplaced: tuple[int, ...] = field(default=())
 
-    @property
-    def most_pressure(self) -> float:
-        """KVPR of the GPU with the highest."""
-        return max(map(self.loads.pressure, range(len(self.loads.kv_bytes))))
-
 
 def best_gpus(demand: Demand, loads: Loads, node_gpus: int) -> Gpus:
     """The GPUs with the least pressure for the parts of a model; empty if they fit nowhere.

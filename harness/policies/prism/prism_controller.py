@@ -90,9 +90,8 @@ class PrismGlobal(VllmSharing):
         if self.global_placement:
             descriptions["moves"] = "models loaded on other GPUs by Algorithm 1"
         if self.local_queue:
-            descriptions[OVERTAKES] = (
-                "requests that began before older ones of their GPU (Algorithm 2)"
-            )
+            text = "requests that began before older ones of their GPU (Algorithm 2)"
+            descriptions[OVERTAKES] = text
         return descriptions
 
     def backlog(self, cluster: MultiModelCluster) -> Backlog:
@@ -152,9 +151,8 @@ class PrismGlobal(VllmSharing):
         return room
 
     def _may_go(self, model_instance: ModelInstance, cluster: MultiModelCluster) -> bool:
-        waits = cluster.serving[model_instance.model] is model_instance and _queues(cluster).wanted(
-            model_instance
-        )
+        serves = cluster.serving[model_instance.model] is model_instance
+        waits = serves and _queues(cluster).wanted(model_instance)
         return not (model_instance.busy or waits) and model_instance.ready_s <= cluster.now_s
 
     def _make_room(
@@ -175,17 +173,12 @@ class PrismGlobal(VllmSharing):
     def _idle(
         self, model_instances: Iterable[ModelInstance], cluster: MultiModelCluster
     ) -> list[_Idle]:
-        return [
-            self._ranked(
-                IdleModel(
-                    t.model,
-                    cluster.models[t.model].weighed_slo_s,
-                    cluster.idle_s(t),
-                    cluster.gaps[t.model],
-                )
-            )
+        models, gaps = cluster.models, cluster.gaps
+        idle = (
+            IdleModel(t.model, models[t.model].weighed_slo_s, cluster.idle_s(t), gaps[t.model])
             for t in model_instances
-        ]
+        )
+        return list(map(self._ranked, idle))
 
     def _ranked(self, idle_model: IdleModel) -> _Idle:
         """Key by which `eviction_order` sorts a model."""
@@ -212,10 +205,9 @@ class PrismGlobal(VllmSharing):
     # ---------------------------------------------------------------- reviews
 
     def control_step(self, cluster: MultiModelCluster) -> None:
-        for model in list(_queues(cluster).homeless):
-            model_instance = cluster.serving[model] or self._activated(
-                cluster.models[model], cluster
-            )
+        for index in list(_queues(cluster).homeless):
+            model = cluster.models[index]
+            model_instance = cluster.serving[index] or self._activated(model, cluster)
             if model_instance is not None:
                 self._let_in(model_instance, cluster)
         if self.evicts:
@@ -240,9 +232,8 @@ class PrismGlobal(VllmSharing):
         self, idle: Iterable[ModelInstance], cluster: MultiModelCluster
     ) -> list[ModelInstance]:
         """Those that have been idle for longer than their threshold."""
-        due = {
-            model for model, _, spell_s, limit_s in self._idle(idle, cluster) if spell_s >= limit_s
-        }
+        ranked = self._idle(idle, cluster)
+        due = {model for model, _, spell_s, limit_s in ranked if spell_s >= limit_s}
         return [t for t in idle if t.model in due]
 
     def _move(self, cluster: MultiModelCluster) -> None:
@@ -391,9 +382,8 @@ def _loads(model_instances: Iterable[ModelInstance], cluster: MultiModelCluster)
     """W and S that these make."""
     loads = _empty(cluster)
     for model_instance in model_instances:
-        demand = _demand(
-            cluster.models[model_instance.model], cluster.rate_rps[model_instance.model]
-        )
+        model = model_instance.model
+        demand = _demand(cluster.models[model], cluster.rate_rps[model])
         for gpu in model_instance.gpus:
             loads.add(gpu, demand)
     return loads

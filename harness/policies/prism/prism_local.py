@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ...core.counters import OVERTAKES
 from ...core.decisions import Limits, Timeout
@@ -60,9 +60,7 @@ class PrismLocal(DropsHopeless, Vllm):
     and eviction of models are not part of this.
     """
 
-    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = (
-        "dynamic"
-    )
+    queue_order = "dynamic"
     uses_predicted_lengths: ClassVar[bool] = True
 
     caution: float = parameter(1.0, 0.0, 10.0)

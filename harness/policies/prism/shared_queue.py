@@ -45,10 +45,6 @@ class SharedQueue:
         job = self._job_of.pop(r.id)
         del self._jobs[bisect_left(self._jobs, job)]
 
-    def scheduled(self, now_s: float) -> list[RequestState]:
-        """S: the largest set that can have their first tokens in time, in order."""
-        return [job.request for job in in_time(self._jobs, now_s, _TICK_S)]
-
     def ordered(self, now_s: float) -> list[RequestState]:
         """All, the next one first: S, then the others."""
         on_time = in_time(self._jobs, now_s, _TICK_S)

@@ -13,8 +13,10 @@ from ...core.cluster_policy import (
     HOLD,
     ClusterPolicy,
     ClusterView,
+    OnServers,
     Role,
     RouteOutcome,
+    ServerRole,
     least_loaded,
 )
 from ...core.instance import Instance, Links
@@ -36,8 +38,10 @@ class KvTransferPolicy(ClusterPolicy):
     network_gb_per_s: float
 
     def over(self, placement: Placement) -> LinkSpec:
-        """Link specification of KV transfers."""
-        return link_between(placement, self.network_gb_per_s)
+        """Link of KV transfers: the network, or (0) what joins the GPUs of one host."""
+        if not self.network_gb_per_s:
+            return placement.peer_link
+        return LinkSpec("network", self.network_gb_per_s * 1e9, NETWORK_LATENCY_S)
 
     def links(self, instances: Sequence[Instance]) -> Links:
         return KvNetwork(self.over(instances[0].placement))
@@ -110,19 +114,22 @@ class DisaggregatedPolicy(KvTransferPolicy):
         prefill, decode = self.counts(instances)
         make_manager = self.kv_managers(placement, instances)
         return (
-            Role(
-                PREFILL,
-                self.prefill_policy(policy),
-                prefill,
-                prefill_only=True,
-                kv_manager=make_manager,
-            ),
+            Role(PREFILL, policy, prefill, prefill_only=True, kv_manager=make_manager),
             Role(DECODE, policy, decode, kv_manager=make_manager),
         )
 
-    def prefill_policy(self, policy: AnyPolicy) -> AnyPolicy:
-        """Scheduling policy of prefill instances."""
-        return policy
+    def split_servers(self, refusal: str, settled: tuple[str, ...] = ()) -> OnServers:
+        """Real servers of either phase, one where no number is set; `refusal` if they cannot be."""
+        return OnServers(
+            (
+                ServerRole(PREFILL, max(1, self.prefill_instances)),
+                ServerRole(DECODE, max(1, self.decode_instances)),
+            ),
+            ("prefill_instances", "decode_instances"),
+            splits=True,
+            settled=settled,
+            refusals={"": refusal} if refusal else {},
+        )
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         """What makes the KV cache managers of one run."""
@@ -151,10 +158,3 @@ class DisaggregatedPolicy(KvTransferPolicy):
         promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
         cluster.counters.add("handovers", r)
         return instance
-
-
-def link_between(placement: Placement, network_gb_per_s: float) -> LinkSpec:
-    """The network, or (0) what joins the GPUs of one host."""
-    if not network_gb_per_s:
-        return placement.peer_link
-    return LinkSpec("network", network_gb_per_s * 1e9, NETWORK_LATENCY_S)

@@ -43,14 +43,8 @@ def decode_load(instance: Instance, promised_blocks: int) -> float:
     return compute + (sizes.weight_bytes + kv_bytes) / usable_bytes + promised_bytes / usable_bytes
 
 
-def memory_bytes(instance: Instance) -> float:
-    """Weights and KV in use on each GPU of the instance (Eq. 4-19 and 4-21)."""
-    sizes, used = instance.sizes, instance.kv_manager.total - instance.free_blocks
-    return sizes.weight_bytes + used * sizes.block_bytes
-
-
 def memory_use(instance: Instance) -> float:
-    """M / Mmax of Eq. 4-28."""
+    """M / Mmax of Eq. 4-28: weights and KV in use on each GPU (Eq. 4-19 and 4-21)."""
     sizes, used = instance.sizes, instance.kv_manager.total - instance.free_blocks
     return (sizes.weight_bytes + used * sizes.block_bytes) / sizes.usable_bytes
 

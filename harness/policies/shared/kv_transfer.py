@@ -49,7 +49,7 @@ class ReservedBlocks:
         promised = self.promised.get(index)
         while promised:
             r = next(iter(promised))
-            if r.phase is _SWAPPED or not _settled(r, index):
+            if not _settled(r, index):
                 return self.total[index]
             self.total[index] -= promised.pop(r)
         return 0

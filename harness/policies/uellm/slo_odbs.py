@@ -94,10 +94,6 @@ class OpenBatch:
         self.size = 0
         self._longest_slo_s, self._longest_output, self._cm = 0.0, 0, 0.0
 
-    def takes(self, output_tokens: int, slo_s: float) -> bool:
-        """Whether the batch stays open with this request; an empty batch accepts any request."""
-        return not self.closed_by(output_tokens, slo_s)
-
     def closed_by(self, output_tokens: int, slo_s: float) -> str:
         """The counter of what closes the batch before this request; empty if it stays open."""
         rule = self._rule

@@ -52,15 +52,14 @@ class CollocatedServing:
         endpoint: Endpoint,
         embedder: Endpoint,
         scheduler_socket: str | None,
-        *,
         health_path: str,
-        say: Say = lambda line: None,
+        say: Say,
     ) -> None:
         """Without the Unix socket of the scheduler there is no policy."""
         self._llm = RoutedServerGroup(
-            [endpoint], "round-robin", role="generate", health_path=health_path, say=say
+            [endpoint], "round-robin", "generate", health_path=health_path, say=say
         )
-        self._embedder = _EmbedderGroup(embedder, say)
+        self._embedder = _EmbedderGroup([embedder], "round-robin", "embed", say=say)
         self.groups = (self._llm, self._embedder)
         self._scheduler = (
             None if scheduler_socket is None else _SchedulerClient(scheduler_socket, self._embedder)
@@ -86,9 +85,7 @@ class CollocatedServing:
 class _EmbedderGroup(RoutedServerGroup):
     """The embedding server, with counts of its passes."""
 
-    def __init__(self, endpoint: Endpoint, say: Say) -> None:
-        super().__init__([endpoint], "round-robin", role="embed", say=say)
-        self._passes = 0
+    _passes = 0
 
     async def run_pass(self, pending: Sequence[_Pending]) -> tuple[list[_Answer], float | None]:
         """Compute requests in one pass; returns their answers and its seconds, None: it failed."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 from ...core.cluster_policy import REJECT, ClusterPolicy
 from ...core.decisions import ReleaseReason
@@ -22,7 +23,7 @@ from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http.http_server import HttpRequest, Reply, refuse
 from ..http.prometheus import Sample
 from ..server_kinds import metrics_by_server
-from .health_checks import MECHANISMS, CheckedServers, Say
+from .health_checks import MECHANISMS, CheckedServers, CheckOptions
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
 from .upstream import ConnectionLostError, UnreachableError
@@ -45,29 +46,19 @@ class ControlledServing(CheckedServers):
         endpoints: Sequence[Endpoint],
         roles: Sequence[str],
         policy: ClusterPolicy,
-        *,
         role: str = "serve",
-        health_path: str = "/health",
-        say: Say = lambda line: None,
+        **options: Unpack[CheckOptions],
     ) -> None:
         """`roles`: of each server, as `ClusterPolicy.layout` names them, in its order."""
-        super().__init__(endpoints, role=role, health_path=health_path, say=say)
         self._cluster = RealCluster(policy, roles, time.monotonic)
+        super().__init__(endpoints, self._cluster, role, **options)
         self._dispatched = [0] * len(endpoints)
         self._offloaded = [0] * len(endpoints)
         self._taken = [0] * len(endpoints)
         self._number = 0
         self._looks: asyncio.Task[None] | None = None
 
-    def leave(self, index: int) -> None:
-        """Give a server that went down no more requests."""
-        self._cluster.leave(index)
-
-    def join(self, index: int) -> None:
-        """Give requests to a server that is up again."""
-        self._cluster.join(index)
-
-    async def generate(self, request: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Route a request and let that server answer; a request that the controller rejects or
         drops ends with status 503.
         """

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from ....predictors.lengths.length_samples import Prompt
 from ....predictors.output_length import ConstantLength, LearnedLength, length_predictor
 from ....workloads.errors import SloBenchError
 from ...core.wire import PredictedLength, predicted_length_from_wire
@@ -31,16 +32,7 @@ _TIMES = 1_000  # requests, of which is said how long they waited for their pred
 _SHOWN = (0.5, 0.99)
 
 
-@dataclass(frozen=True)
-class PredictionRequest:
-    """Input of a length predictor: text, number of tokens and model."""
-
-    text: str
-    tokens: int
-    model: str
-
-
-def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
+def foretells(text: str, say: Say) -> LengthPrediction[Prompt]:
     """A length predictor by name, for requests whose output length is unknown.
 
     Raises:
@@ -58,16 +50,12 @@ def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
     )
 
 
-def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRequest]:
-    from ....predictors.lengths.length_samples import Prompt
-
+def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[Prompt]:
     follower = learned.follower(say)
 
-    def read(requests: Sequence[PredictionRequest]) -> list[Predicted]:
-        prompts = [
-            Prompt(request.text, request.tokens, learned.model or request.model)
-            for request in requests
-        ]
+    def read(prompts: Sequence[Prompt]) -> list[Predicted]:
+        if learned.model:
+            prompts = [replace(prompt, model=learned.model) for prompt in prompts]
         return [
             (PredictedLength(prediction.median, prediction.p90), prediction)
             for prediction in follower.read(prompts)
@@ -87,16 +75,14 @@ class LengthPredictingServing:
     any_up = True
 
     def __init__(
-        self, inner: Serving, field: str, predictor: LengthPrediction[PredictionRequest], say: Say
+        self, inner: Serving, field: str, predictor: LengthPrediction[Prompt], say: Say
     ) -> None:
         self.groups = (*inner.groups, self)
         self._inner = inner
         self._field = field
         self._predictor = predictor
         self._say = say
-        self._together: BatchedPredictions[PredictionRequest, Predicted] = BatchedPredictions(
-            predictor.read
-        )
+        self._together: BatchedPredictions[Prompt] = BatchedPredictions(predictor.read)
         self._counts: Counter[str] = Counter()
         self._sum_s = 0.0
         self._last_s: deque[float] = deque(maxlen=_TIMES)
@@ -111,13 +97,13 @@ class LengthPredictingServing:
             return
         values = body.get(self._field)
         values = values if isinstance(values, Mapping) else {}
-        prediction_request = _prediction_request(body)
+        prompt = _prompt(body)
         if predicted_length_from_wire(values) is not None:
             self._counts["told_already"] += 1
-        elif prediction_request is None:
+        elif prompt is None:
             self._counts["without_text"] += 1
         else:
-            predicted = await self._read(prediction_request)
+            predicted = await self._read(prompt)
             if predicted is not None:
                 length, prediction = predicted
                 body = {**body, self._field: {**values, **length.to_wire()}}
@@ -125,10 +111,10 @@ class LengthPredictingServing:
                 return
         await self._inner.work(request, reply)
 
-    async def _read(self, request: PredictionRequest) -> Predicted | None:
+    async def _read(self, prompt: Prompt) -> Predicted | None:
         begin_s = perf_counter()
         try:
-            predicted = await self._together.of(request)
+            predicted = await self._together.of(prompt)
         except Exception as error:  # whatever it is: requests are served without
             if not self._counts["failed"]:
                 self._say(f"lengths cannot be predicted: {error}")
@@ -181,7 +167,7 @@ class LengthPredictionPlan:
 
     plan: GatewayTarget
     field: str
-    predictor: LengthPrediction[PredictionRequest]
+    predictor: LengthPrediction[Prompt]
 
     def check(self) -> None:
         """Check the plan of the servers."""
@@ -192,7 +178,7 @@ class LengthPredictionPlan:
         return LengthPredictingServing(self.plan.build(say), self.field, self.predictor, say)
 
 
-def _prediction_request(body: Mapping[str, Any]) -> PredictionRequest | None:
+def _prompt(body: Mapping[str, Any]) -> Prompt | None:
     """Text, length and model of a request as the predictor's input; None for a request without
     text.
     """
@@ -200,6 +186,4 @@ def _prediction_request(body: Mapping[str, Any]) -> PredictionRequest | None:
     if not text:
         return None
     model = body.get("model")
-    return PredictionRequest(
-        text, prompt_tokens({"prompt": text}), model if isinstance(model, str) else ""
-    )
+    return Prompt(text, prompt_tokens({"prompt": text}), model if isinstance(model, str) else "")

@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypedDict, Unpack
 
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.real_cluster import RealCluster, RoutedServers
 from ..http import prometheus
 from ..http.http_server import HttpRequest, Reply
 from ..http.prometheus import Sample
@@ -22,6 +24,13 @@ Say = Callable[[str], None]
 MECHANISMS = "slo_bench_gateway_mechanism_total"
 
 
+class CheckOptions(TypedDict, total=False):
+    """Path of the health check, by default `/health`, and what is told of servers that go."""
+
+    health_path: str
+    say: Say
+
+
 class CheckedServers(ABC):
     """Servers that can replace each other; one that is down is checked until it is healthy again.
 
@@ -31,10 +40,9 @@ class CheckedServers(ABC):
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        *,
-        role: str = "serve",
-        health_path: str = "/health",
-        say: Say = lambda line: None,
+        placement: RoutedServers | RealCluster,
+        role: str,
+        **options: Unpack[CheckOptions],
     ) -> None:
         self.role = role
         self.groups = (self,)
@@ -42,8 +50,9 @@ class CheckedServers(ABC):
         self.answers = [0] * len(endpoints)
         self.losses = [0] * len(endpoints)
         self._up = set(range(len(endpoints)))
-        self._health_path = health_path
-        self._say = say
+        self._placement = placement
+        self._health_path = options.get("health_path", "/health")
+        self._say: Say = options.get("say") or (lambda line: None)
         self._watches: set[asyncio.Task[None]] = set()
 
     @property
@@ -52,15 +61,7 @@ class CheckedServers(ABC):
         return bool(self._up)
 
     @abstractmethod
-    def leave(self, index: int) -> None:
-        """Give a server that went down no more requests."""
-
-    @abstractmethod
-    def join(self, index: int) -> None:
-        """Give requests to a server that is up again."""
-
-    @abstractmethod
-    async def generate(self, request: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Send a request to the server that is chosen for it, and pass its answer on."""
 
     @abstractmethod
@@ -70,10 +71,6 @@ class CheckedServers(ABC):
     @abstractmethod
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
-
-    async def work(self, request: HttpRequest, reply: Reply) -> None:
-        """Answer a request that makes a server compute: `generate`, where nothing overrides it."""
-        await self.generate(request, reply)
 
     def url(self, index: int) -> str:
         """URL of a server."""
@@ -86,7 +83,7 @@ class CheckedServers(ABC):
         if index not in self._up:
             return
         self._up.discard(index)
-        self.leave(index)
+        self._placement.leave(index)
         self._say(f"{self.url(index)} is down: {why}")
         watch = asyncio.get_running_loop().create_task(self._until_well(index))
         self._watches.add(watch)
@@ -104,7 +101,7 @@ class CheckedServers(ABC):
                 pass
             if reply.status == 200:
                 self._up.add(index)
-                self.join(index)
+                self._placement.join(index)
                 self._say(f"{self.url(index)} is up again")
                 return
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Unpack
 
 from ....workloads.request import Slo
 from ...core.state import RequestState
@@ -13,7 +14,7 @@ from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http.http_server import HttpRequest, Reply, refuse
 from ..http.prometheus import Sample
-from .health_checks import CheckedServers, Say
+from .health_checks import CheckedServers, CheckOptions
 from .states import prefix_blocks
 from .upstream import ConnectionLostError, UnreachableError
 
@@ -31,31 +32,21 @@ class RoutedServerGroup(CheckedServers):
         self,
         endpoints: Sequence[Endpoint],
         router: str,
-        *,
         role: str = "serve",
-        health_path: str = "/health",
-        say: Say = lambda line: None,
+        **options: Unpack[CheckOptions],
     ) -> None:
         """`router` is a name of `slo-bench list routers`.
 
         Raises:
             UnknownNameError: no such router.
         """
-        super().__init__(endpoints, role=role, health_path=health_path, say=say)
         routing_policy = router_by_name(router)
         self._looks_at_prompts = isinstance(routing_policy, PrefixAware)
         self._balanced = RoutedServers(len(endpoints), routing_policy)
+        super().__init__(endpoints, self._balanced, role, **options)
         self._number = 0
 
-    def leave(self, index: int) -> None:
-        """Give a server that went down no more requests."""
-        self._balanced.leave(index)
-
-    def join(self, index: int) -> None:
-        """Give requests to a server that is up again."""
-        self._balanced.join(index)
-
-    async def generate(self, request: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Send a request to the server that the router selects."""
         body = request.json() if self._looks_at_prompts else None
         await self.forward(request, reply, () if body is None else prefix_blocks(body))

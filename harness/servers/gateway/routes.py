@@ -50,24 +50,19 @@ class ServerGroup(Protocol):
     @property
     def role(self) -> str:
         """Role of the servers, such as prefill."""
-        ...
 
     @property
     def any_up(self) -> bool:
         """Whether at least one server is up."""
-        ...
 
     async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at a server that is up."""
-        ...
 
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
-        ...
 
     def close(self) -> None:
         """Close the connections to all servers."""
-        ...
 
 
 class Serving(Protocol):
@@ -76,11 +71,9 @@ class Serving(Protocol):
     @property
     def groups(self) -> Sequence[ServerGroup]:
         """All server groups; each needs a server that is up."""
-        ...
 
     async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that the router or controller places."""
-        ...
 
 
 async def answer(serving: Serving, clients: Clients, request: HttpRequest, reply: Reply) -> None:

@@ -23,7 +23,7 @@ from ..http.http_server import Clients, Ready, in_thread, serve
 from ..plugin.contract import PolicySpec
 from .collocated_gateway import CollocatedServing
 from .controlled import ControlledServing
-from .health_checks import MECHANISMS, CheckedServers, Say
+from .health_checks import MECHANISMS, CheckedServers, CheckOptions, Say
 from .instances import RoutedServerGroup
 from .routes import Serving, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
@@ -82,35 +82,22 @@ class GatewayPlan:
 
     def build(self, say: Say) -> Serving:
         """The servers with a router or controller of their own."""
-        router = router_by_name(self.router)
+        options: CheckOptions = {"health_path": self.health_path, "say": say}
 
         def instances(endpoints: Sequence[Endpoint], role: str) -> CheckedServers:
+            router = router_by_name(self.router)
             if not router.measures:
-                return RoutedServerGroup(
-                    endpoints, self.router, role=role, health_path=self.health_path, say=say
-                )
-            return ControlledServing(
-                endpoints,
-                [role] * len(endpoints),
-                Routed(router=router_by_name(self.router)),
-                role=role,
-                health_path=self.health_path,
-                say=say,
-            )
+                return RoutedServerGroup(endpoints, self.router, role, **options)
+            roles = [role] * len(endpoints)
+            return ControlledServing(endpoints, roles, Routed(router=router), role, **options)
 
         if self.embedder is not None:
             [endpoint] = self.endpoints
             return CollocatedServing(
-                endpoint,
-                self.embedder,
-                self.scheduler_socket,
-                health_path=self.health_path,
-                say=say,
+                endpoint, self.embedder, self.scheduler_socket, self.health_path, say
             )
         if self.controller is not None:
-            return ControlledServing(
-                self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
-            )
+            return ControlledServing(self.endpoints, self.roles, self.controller, **options)
         if not self.prefill:
             return instances(self.endpoints, "serve")
         prefill, decode = instances(self.prefill, "prefill"), instances(self.endpoints, "decode")
@@ -124,11 +111,9 @@ class GatewayTarget(Protocol):
 
     def check(self) -> None:
         """Raise SloBenchError if the servers cannot be served."""
-        ...
 
     def build(self, say: Say) -> Serving:
         """The servers as a `Serving`."""
-        ...
 
 
 @contextlib.contextmanager

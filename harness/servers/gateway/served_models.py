@@ -43,11 +43,9 @@ class ModelLifecycle(Protocol):
         Raises:
             SloBenchError: it does not come up.
         """
-        ...
 
     def evict(self, model: str) -> None:
         """Free the memory of a model, which has no requests."""
-        ...
 
 
 class ModelState(Enum):
@@ -79,9 +77,9 @@ class GatewayModel:
     evictions: int = 0
 
     @property
-    def busy(self) -> bool:
-        """Whether the model has requests."""
-        return bool(self.unbegun or self.running)
+    def n_requests(self) -> int:
+        """Number of requests at the model's server."""
+        return len(self.unbegun) + len(self.running)
 
     @property
     def unbegun_tokens(self) -> int:
@@ -103,7 +101,7 @@ class GatewayModel:
         """Remove a request that has ended, for any reason."""
         self.unbegun.pop(r, None)
         self.running.discard(r)
-        if not self.busy:
+        if not self.n_requests:
             self.idle_since_s = now_s
 
 
@@ -147,9 +145,7 @@ class SharedModels:
     def __init__(self, plan: SharedPlan, say: Say) -> None:
         self.groups = (self,)
         self._models = {name: GatewayModel(name, k) for k, name in enumerate(plan.models)}
-        self._places = (
-            len(self._models) if plan.max_active_models is None else plan.max_active_models
-        )
+        self._places = plan.max_active_models or len(self._models)
         self._standing = plan.standing
         self._policy = plan.policy
         self._clock = plan.clock
@@ -157,9 +153,8 @@ class SharedModels:
         self._queue = plan.policy.server_queue()
         self._waiting: dict[RequestState, tuple[GatewayModel, asyncio.Future[str]]] = {}
         self._number = 0
-        self._last: int | None = (
-            None  # last request id that may be admitted while a model lacks a place; None: all
-        )
+        # The last request id that may be admitted while a model lacks a place; None: all.
+        self._last: int | None = None
 
     # ---------------------------------------------------------------- requests
 
@@ -177,7 +172,7 @@ class SharedModels:
         now_s = self._clock()
         self._number += 1
         r = state_of(body, self._number, now_s)
-        if not (model.busy or self._wanted(model)):
+        if not (model.n_requests or self._wanted(model)):
             model.gaps.add(now_s - model.idle_since_s)
         if r.slo.ttft_s < float("inf"):
             model.slo_s = r.slo.ttft_s
@@ -257,8 +252,7 @@ class SharedModels:
 
     def _begins_at_once(self, model: GatewayModel) -> bool:
         """Whether the model's next iteration has room for the request."""
-        there = len(model.unbegun) + len(model.running)
-        return self._policy.begins_at_once(there, model.unbegun_tokens)
+        return self._policy.begins_at_once(model.n_requests, model.unbegun_tokens)
 
     # ---------------------------------------------------------------- coming and going
 
@@ -275,7 +269,7 @@ class SharedModels:
         idle = [
             other
             for other in models
-            if other.place is ModelState.HERE and not (other.busy or self._wanted(other))
+            if other.place is ModelState.HERE and not (other.n_requests or self._wanted(other))
         ]
         order = self._policy.leaving_order(
             IdleModel(
@@ -355,11 +349,7 @@ class SharedModels:
             waiting = sum(awaited is model for awaited, _ in self._waiting.values())
             yield "slo_bench_gateway_up", labels, int(model.place is ModelState.HERE)
             yield "slo_bench_gateway_queued", labels, waiting
-            yield (
-                "slo_bench_gateway_in_flight",
-                labels,
-                len(model.unbegun) + len(model.running),
-            )
+            yield "slo_bench_gateway_in_flight", labels, model.n_requests
             yield "slo_bench_gateway_answers_total", labels, model.answers
             yield "slo_bench_gateway_losses_total", labels, model.losses
             yield "slo_bench_gateway_activations_total", labels, model.activations

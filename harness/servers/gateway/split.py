@@ -85,7 +85,7 @@ class DisaggregatedServing:
         is the answer.
         """
         if not request.path.endswith(_GENERATES):
-            await self._prefill.generate(request, reply)
+            await self._prefill.work(request, reply)
             return
         body = request.json()
         if body is None:
@@ -95,11 +95,11 @@ class DisaggregatedServing:
         by_files = self._transfer is KvTransferMode.FILES
         keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
         first = CollectedReply()
-        await self._prefill.generate(request.with_json(prefill_body(body, keep)), first)
+        await self._prefill.work(request.with_json(prefill_body(body, keep)), first)
         if first.status != 200:
             first.pass_on(reply)
             return
         body["kv_transfer_params"] = (
             {LOAD_KV: name} if by_files else first.json().get("kv_transfer_params")
         )
-        await self._decode.generate(request.with_json(body), reply)
+        await self._decode.work(request.with_json(body), reply)

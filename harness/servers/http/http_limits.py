@@ -16,10 +16,5 @@ class HttpLimits:
     idle_s: float | None = 600.0  # of a connection between two requests
     first_byte_s: float | None = None  # from a whole request to the first byte of its answer
 
-    @property
-    def looks_s(self) -> float | None:
-        """Seconds between two looks for idle connections."""
-        return None if self.idle_s is None else self.idle_s / 8
-
 
 DEFAULT_LIMITS = HttpLimits()

@@ -12,7 +12,6 @@ import json
 import socket
 import ssl
 import struct
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -25,7 +24,7 @@ import httptools
 
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
-from ...load_generator.machine import allow_many_sockets
+from ...load_generator.machine import allow_many_sockets, run_event_loop
 from .http_limits import DEFAULT_LIMITS, HttpLimits
 
 MOST_HEAD_BYTES = 1 << 20
@@ -33,9 +32,8 @@ _MOST_AHEAD = 64  # requests that a client may send before it is answered
 _START_S = 20.0
 
 Headers = list[tuple[bytes, bytes]]
-Ready = Callable[
-    [str, Callable[[], None]], None
-]  # receives the address, and the function that stops the server
+# Receives the address, and the function that stops the server.
+Ready = Callable[[str, Callable[[], None]], None]
 
 # These belong to one connection, not to the message (RFC 9110, 7.6.1); lengths are ours to state.
 _OF_THE_CONNECTION = frozenset(
@@ -113,31 +111,24 @@ class Reply(Protocol):
     @property
     def begun(self) -> bool:
         """Whether the head has been sent, so that the status is fixed."""
-        ...
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
         """Send the head of the answer."""
-        ...
 
     def pieces(self, pieces: list[bytes]) -> None:
         """Send pieces of the body."""
-        ...
 
     def end(self) -> None:
         """Mark the body as complete."""
-        ...
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
         """Pause reading from `source` while the client cannot take pieces as fast as they come."""
-        ...
 
 
 def respond(reply: Reply, content: bytes, content_type: str, status: int = 200) -> None:
     """Send a complete answer: status, head and body."""
-    headers = [
-        (b"content-type", content_type.encode()),
-        (b"content-length", b"%d" % len(content)),
-    ]
+    length = b"%d" % len(content)
+    headers = [(b"content-type", content_type.encode()), (b"content-length", length)]
     reply.begin(status, HTTPStatus(status).phrase.encode(), headers)
     reply.pieces([content])
     reply.end()
@@ -511,9 +502,10 @@ async def serve(
         bound_port = server.sockets[0].getsockname()[1]
         url = f"http://{host}:{bound_port}" if tls is None else f"https://localhost:{bound_port}"
         ready(url, stop)
+        look_s = None if clients.limits.idle_s is None else clients.limits.idle_s / 8
         while not over.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(clients.limits.looks_s):
+                async with asyncio.timeout(look_s):
                     await over.wait()
             clients.close_idle()
     finally:
@@ -521,16 +513,6 @@ async def serve(
         for connection in list(clients.connections):
             connection.reset()
         await asyncio.sleep(0)  # for their last callbacks
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop, or on asyncio's loop on Windows."""
-    if sys.platform == "win32":
-        asyncio.run(main)
-    else:
-        import uvloop
-
-        uvloop.run(main)
 
 
 @dataclass(frozen=True)
@@ -563,7 +545,7 @@ def in_thread(
 
     def work() -> None:
         try:
-            run(start(ready))
+            run_event_loop(start(ready))
         except BaseException as error:  # raised in the waiting thread
             problems.append(error)
         finally:

@@ -20,32 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....predictors.families import Architecture, architecture_of, random_types
 from ....workloads.errors import SloBenchError, UnknownNameError
 from ....workloads.parsing import parse_json
+from ...engine.torch.decoder_config import DecoderConfig, decoder_config, modules_of
+from ...engine.torch.encoder_config import EncoderConfig, encoder_config
 from ...load_generator.http.prompts import FREQUENT_WORDS
 from .environments import home
 
-# Fields by which each architecture is known.
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "mistral": {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "sliding_window": None,
-    },
-    "qwen2": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "use_sliding_window": False,
-    },
-    "qwen3": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "use_sliding_window": False,
-        "attention_bias": False,
-    },
-    "bert": {"architectures": ["BertModel"], "model_type": "bert"},
-}
 TINY = "tiny-llama"
 TINY_PARAMETERS = 4_000_000
 LEAST_PARAMETERS, MOST_PARAMETERS = 1_000_000, 20_000_000_000
@@ -85,64 +67,74 @@ def model_fields(like: str = "llama", parameters: int = TINY_PARAMETERS) -> dict
     Raises:
         UnknownNameError: no such architecture.
     """
-    if like not in ARCHITECTURES:
-        raise UnknownNameError("architecture", like, ARCHITECTURES)
-    shapes = (
-        _shape(like, hidden, parameters) for hidden in range(_HIDDEN_STEP, 8193, _HIDDEN_STEP)
+    choices = random_types("decoder") | random_types("encoder")
+    if like not in choices:
+        raise UnknownNameError("architecture", like, choices)
+    candidates = (
+        _fields(choices[like], hidden, parameters)
+        for hidden in range(_HIDDEN_STEP, 8193, _HIDDEN_STEP)
     )
 
     def distance(fields: dict[str, Any]) -> float:
         size = abs(math.log(parameter_count(fields) / parameters))
-        layers = fields["hidden_size"] / (_HIDDEN_PER_LAYER * fields["num_hidden_layers"])
+        shape = shape_of(fields)
+        layers = shape.hidden / (_HIDDEN_PER_LAYER * shape.layers)
         return size + 0.1 * abs(math.log(layers))
 
-    return min(shapes, key=distance)
+    return min(candidates, key=distance)
 
 
-def _shape(like: str, hidden: int, parameters: int) -> dict[str, Any]:
+def _fields(architecture: Architecture, hidden: int, parameters: int) -> dict[str, Any]:
     """Fields at a width, with the layers that come nearest to the number of parameters."""
+    model_type, traits = architecture.type, architecture.family.traits
     head_dim = 32 if hidden < 512 else 64
     heads = hidden // head_dim
+
+    def named(**sizes: object) -> dict[str, Any]:
+        names = ((architecture.names(size), value) for size, value in sizes.items())
+        return {fields[0]: value for fields, value in names if fields}
+
     fields: dict[str, Any] = {
-        **ARCHITECTURES[like],
-        "vocab_size": _VOCABULARY,
-        "hidden_size": hidden,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
+        "architectures": [model_type.architecture],
+        "model_type": model_type.name,
+        **model_type.random,
+        **named(vocab=_VOCABULARY, hidden=hidden, layers=1, heads=heads),
         "pad_token_id": 0,
         "torch_dtype": "float32",
+        # 8/3 of the width where the MLP has three matrices
+        **named(intermediate=16 * round(hidden / 6) if traits.gated_mlp else 4 * hidden),
     }
-    if like == "bert":
-        fields |= {
-            "intermediate_size": 4 * hidden,
-            "max_position_embeddings": _ENCODER_CONTEXT,
-            "type_vocab_size": 2,
-            "layer_norm_eps": 1e-12,
-            "hidden_act": "gelu",
-        }
+    eps, activation = architecture.family.eps, architecture.family.activation
+    if traits.kind == "encoder":
+        fields |= named(context_tokens=_ENCODER_CONTEXT)
+        fields["type_vocab_size"] = traits.token_types
+        fields |= named(eps=eps, activation=activation)
     else:
-        fields |= {
-            "intermediate_size": 16 * round(hidden / 6),  # 8/3 of the width
-            "num_key_value_heads": heads // 2,
-            "max_position_embeddings": _CONTEXT,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10_000.0,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-    if like == "qwen3":
-        fields["head_dim"] = head_dim
+        fields |= named(kv_heads=heads // 2, context_tokens=_CONTEXT, eps=eps)
+        fields |= {"rope_theta": 10_000.0} if traits.position_offset is None else {}
+        fields |= named(activation=activation)
+        fields |= {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+    if model_type.random_head_dim:
+        fields |= named(head_dim=head_dim)
+    [layers] = named(layers=1)
     one_layer_parameters = parameter_count(fields)
-    layer = parameter_count({**fields, "num_hidden_layers": 2}) - one_layer_parameters
-    fields["num_hidden_layers"] = max(1, 1 + round((parameters - one_layer_parameters) / layer))
+    layer = parameter_count({**fields, layers: 2}) - one_layer_parameters
+    fields[layers] = max(1, 1 + round((parameters - one_layer_parameters) / layer))
     return fields
 
 
 def parameter_count(fields: Mapping[str, Any]) -> int:
     """Parameters of a model with this `config.json`."""
-    return sum(math.prod(shape) for _, shape in _tensors(fields))
+    return sum(math.prod(shape) for _, shape in shape_of(fields).tensors())
+
+
+def shape_of(fields: Mapping[str, Any]) -> DecoderConfig | EncoderConfig:
+    """Shape of the random model with this `config.json`."""
+    architecture = architecture_of(fields)
+    assert architecture is not None
+    if architecture.family.traits.kind == "encoder":
+        return encoder_config(architecture, fields)
+    return decoder_config(architecture, fields)
 
 
 def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int = 0) -> Path:
@@ -161,18 +153,19 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SloBenchError(f"{folder} exists and is not this model; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    table = _tokenizer(fields["vocab_size"])
-    _write_weights(folder / "model.safetensors", fields, _silent(table), seed)
+    shape = shape_of(fields)
+    table = _tokenizer(shape.vocab)
+    _write_weights(folder / "model.safetensors", shape, _silent(table), seed)
     (folder / "tokenizer.json").write_text(json.dumps(table), "utf-8")
     words = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "</s>",
         "pad_token": "<pad>",
-        "model_max_length": fields["max_position_embeddings"],
+        "model_max_length": shape.context,
         "clean_up_tokenization_spaces": False,
     }
-    if fields["model_type"] != "bert":
+    if isinstance(shape, DecoderConfig):
         words["chat_template"] = _TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=1), "utf-8")
     text = json.dumps(fields, indent=1)
@@ -192,87 +185,33 @@ def model_folder(model: str) -> Path:
         return make_model(folder, model_fields())
 
 
-def _tensors(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor, as `transformers` names them."""
-    return _encoder(fields) if fields["model_type"] == "bert" else _decoder(fields)
-
-
-def _encoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = fields["hidden_size"], fields["intermediate_size"]
-    for table, rows in (
-        ("word", fields["vocab_size"]),
-        ("position", fields["max_position_embeddings"]),
-        ("token_type", fields["type_vocab_size"]),
-    ):
-        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
-    norms = ["embeddings"]
-    linear = [("pooler.dense", hidden, hidden)]
-    for layer in range(fields["num_hidden_layers"]):
-        prefix = f"encoder.layer.{layer}"
-        names = ("self.query", "self.key", "self.value", "output.dense")
-        linear += [(f"{prefix}.attention.{name}", hidden, hidden) for name in names]
-        linear.append((f"{prefix}.intermediate.dense", inner, hidden))
-        linear.append((f"{prefix}.output.dense", hidden, inner))
-        norms += [f"{prefix}.attention.output", f"{prefix}.output"]
-    for name, rows, columns in linear:
-        yield f"{name}.weight", (rows, columns)
-        yield f"{name}.bias", (rows,)
-    for prefix in norms:
-        yield f"{prefix}.LayerNorm.weight", (hidden,)
-        yield f"{prefix}.LayerNorm.bias", (hidden,)
-
-
-def _decoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, vocab = (
-        fields[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
-    )
-    dim = fields.get("head_dim") or hidden // fields["num_attention_heads"]
-    wide, narrow = dim * fields["num_attention_heads"], dim * fields["num_key_value_heads"]
-    yield "model.embed_tokens.weight", (vocab, hidden)
-    for layer in range(fields["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        for name, width in (("q", wide), ("k", narrow), ("v", narrow)):
-            yield f"{prefix}.self_attn.{name}_proj.weight", (width, hidden)
-            if fields["model_type"] == "qwen2":
-                yield f"{prefix}.self_attn.{name}_proj.bias", (width,)
-            if fields["model_type"] == "qwen3" and name != "v":
-                yield f"{prefix}.self_attn.{name}_norm.weight", (dim,)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, wide)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (vocab, hidden)
-
-
 def _write_weights(
-    path: Path, fields: Mapping[str, Any], silent: NDArray[np.int64], seed: int
+    path: Path, model: DecoderConfig | EncoderConfig, silent: NDArray[np.int64], seed: int
 ) -> None:
     """Write safetensors: a length, a header of JSON, and the tensors one after the other.
 
     The format is https://github.com/huggingface/safetensors#format. The rows of `silent` tokens in
-    `lm_head` are 0, so that a greedy answer has none of them.
+    the head are 0, so that a greedy answer has none of them.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in _tensors(fields):
+    for name, shape in model.tensors():
         begin, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     draw = np.random.default_rng(seed)
-    scale = np.float32((2.0 / fields["hidden_size"]) ** 0.5)
+    scale = np.float32((2.0 / model.hidden) ** 0.5)
+    head_weight = f"{modules_of(model.family).head}.weight"
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)))
         file.write(head)
-        for name, shape in _tensors(fields):
-            if name.endswith(("norm.weight", "LayerNorm.weight")):
+        for name, shape in model.tensors():
+            if len(shape) == 1 and name.endswith(".weight"):  # a norm
                 values = np.ones(shape, dtype="<f4")
             else:
                 values = draw.standard_normal(shape, dtype=np.float32).astype("<f4") * scale
-            if name == "lm_head.weight":
+            if name == head_weight:
                 values[silent] = 0
             values.tofile(file)
 

@@ -263,12 +263,8 @@ class _CompletionEvents:
 
     @staticmethod
     def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
-        total = prompt_tokens + output_tokens
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": output_tokens,
-            "total_tokens": total,
-        }
+        counts = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
+        return {**counts, "total_tokens": prompt_tokens + output_tokens}
 
 
 def _embedding(model: str, inputs: int, prompt_tokens: int) -> dict[str, Any]:

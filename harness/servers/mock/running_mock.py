@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
-from ..http.http_server import Ready, Served, in_thread, run, serve
+from ...load_generator.machine import run_event_loop
+from ..http.http_server import Ready, Served, in_thread, serve
 from .mock_answers import MockHandler
 from .mock_config import MockConfig
 from .service import Service, Truth
@@ -74,4 +75,4 @@ def serve_until_interrupted(
         say(url)
 
     gc.disable()  # a collection would be a late token
-    run(serve_mock(config, host=host, port=port, ready=ready))
+    run_event_loop(serve_mock(config, host=host, port=port, ready=ready))

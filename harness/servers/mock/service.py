@@ -30,15 +30,12 @@ class Listener(Protocol):
 
     def tokens(self, first: int, count: int) -> None:
         """Tokens `first` to `first + count - 1` are sent now."""
-        ...
 
     def finished(self) -> None:
         """The last token has been sent."""
-        ...
 
     def failed(self, fault: InjectedFault) -> None:
         """Called when an injected fault happens."""
-        ...
 
 
 @dataclass(eq=False)

@@ -84,35 +84,32 @@ class Embeds:
 
     def answers(self, bodies: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         """Status and body of the answers to several requests, computed in one pass."""
-        parsed: list[tuple[int, dict[str, Any]] | tuple[list[list[int]], str]] = []
-        for body in bodies:
-            try:
-                parsed.append(self._read(body))
-            except BadRequestError as error:
-                parsed.append((error.status, error_body(error.status, str(error), error.param)))
-            except SloBenchError as error:
-                parsed.append((400, error_body(400, str(error))))
-        texts = [text for inputs, _ in parsed if isinstance(inputs, list) for text in inputs]
+        parsed = [self._read(body) for body in bodies]
+        texts = [t for entry in parsed if not isinstance(entry, BadRequestError) for t in entry[0]]
         vectors = iter(self.encoder.embed(texts).tolist() if texts else ())
         answers: list[tuple[int, dict[str, Any]]] = []
-        for inputs_or_status, form_or_body in parsed:
-            if isinstance(inputs_or_status, list):
-                assert isinstance(form_or_body, str)
-                body_vectors = [next(vectors) for _ in inputs_or_status]
-                answers.append((200, self._answer(inputs_or_status, body_vectors, form_or_body)))
+        for entry in parsed:
+            if isinstance(entry, BadRequestError):
+                answers.append((entry.status, error_body(entry.status, str(entry), entry.param)))
             else:
-                assert isinstance(form_or_body, dict)
-                answers.append((inputs_or_status, form_or_body))
+                inputs, form = entry
+                answers.append((200, self._answer(inputs, [next(vectors) for _ in inputs], form)))
         return answers
 
-    def _read(self, body: Mapping[str, Any]) -> tuple[list[list[int]], str]:
-        check_model(body, self.name)
-        for name in body.keys() - _FIELDS:
-            raise BadRequestError(f"{name} is not supported by the torch engine", name)
-        form = body.get("encoding_format") or "float"
-        if form not in ("float", "base64"):
-            raise BadRequestError("encoding_format must be float or base64", "encoding_format")
-        return self.tokens(body.get("input")), form
+    def _read(self, body: Mapping[str, Any]) -> tuple[list[list[int]], str] | BadRequestError:
+        """Token ids of each input and the encoding format, or why the request is refused."""
+        try:
+            check_model(body, self.name)
+            for name in body.keys() - _FIELDS:
+                raise BadRequestError(f"{name} is not supported by the torch engine", name)
+            form = body.get("encoding_format") or "float"
+            if form not in ("float", "base64"):
+                raise BadRequestError("encoding_format must be float or base64", "encoding_format")
+            return self.tokens(body.get("input")), form
+        except BadRequestError as error:
+            return error
+        except SloBenchError as error:
+            return BadRequestError(str(error))
 
     def _answer(
         self, texts: Sequence[Sequence[int]], vectors: list[Any], form: str

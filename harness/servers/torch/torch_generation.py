@@ -324,11 +324,12 @@ class Generation:
             reply.begin(200, b"OK", headers)
             for other in self._choices:
                 if self._chat:
-                    first = {"index": other.index, "delta": {"role": "assistant", "content": ""}}
-                    self._event(reply, self._frame([{**first, "finish_reason": None}]))
-                elif other.echo:
-                    first = {"index": other.index, "text": other.echo, "logprobs": None}
-                    self._event(reply, self._frame([{**first, "finish_reason": None}]))
+                    first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
+                else:
+                    first = {"text": other.echo, "logprobs": None}
+                if self._chat or other.echo:
+                    part = {"index": other.index, **first, "finish_reason": None}
+                    self._event(reply, self._frame([part]))
         end = len(choice.text) - (self._hold if choice.reason is None else 0)
         piece = choice.text[choice.sent : max(choice.sent, end)]
         choice.sent += len(piece)

@@ -96,10 +96,12 @@ class _Routes:
             return
         try:
             generation = Generation(self._live, self._model, body, chat=chat)
-        except (BadRequestError, SloBenchError) as error:
-            _refuse(reply, error)
-            return
-        await generation.answer(reply)
+        except BadRequestError as error:
+            refuse(reply, error.status, str(error), error.param)
+        except SloBenchError as error:
+            refuse(reply, 400, str(error))
+        else:
+            await generation.answer(reply)
 
     def _metrics(self) -> str:
         live, counts = self._live, self._live.counts
@@ -127,13 +129,6 @@ class _Routes:
         ):
             lines += [f"# TYPE slo_bench_torch_{name} {kind}", f"slo_bench_torch_{name} {value}"]
         return "\n".join(lines) + "\n"
-
-
-def _refuse(reply: Reply, error: BadRequestError | SloBenchError) -> None:
-    if isinstance(error, BadRequestError):
-        refuse(reply, error.status, str(error), error.param)
-    else:
-        refuse(reply, 400, str(error))
 
 
 @contextlib.contextmanager
@@ -215,10 +210,8 @@ def serving_model(
         engine = Engine(decoder, room, workers)
         if count:
             engine.place(stage_layers)
+        max_tokens = engine.most_tokens(system.policy)
         live = stack.enter_context(LiveEngine(engine, system.policy, layout))
-        limits = system.policy.limits(live.instance.view)
-        spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        max_tokens = min(decoder.config.context, (room.blocks - spare) * block_size)
         served = GenerationModel(
             served_name or folder.name, Text(folder), decoder.config.eos, max_tokens
         )

@@ -107,50 +107,39 @@ _VLLM_AIPERF = replace(
 )
 
 
-# Engine, GPU, model, weights -> options by tp; 0: any other.
-_DEEPSEEK = ("deepseek-r1", "deepseek-v3")
 _QWEN35 = "qwen3.5-397b-a17b"
 _POLLS = (10, 30)
-_RECIPES: dict[tuple[str, str, str, str], dict[int, Server]] = {
-    **{("sglang", "h200-141g", m, "fp8"): {0: Server(0.82, 32768)} for m in _DEEPSEEK},
-    **{
-        ("sglang", "b200", m, "fp8"): {
-            0: Server(0.82, 32768, _POLLS),
-            4: Server(0.95, 8192, _POLLS),
-        }
-        for m in _DEEPSEEK
-    },
-    **{("sglang", "b200", m, "nvfp4"): {0: Server(0.85, 16384, _POLLS)} for m in _DEEPSEEK},
-    ("sglang", "h200-141g", _QWEN35, "fp8"): {0: Server(0.8, 16384)},
-    **{("sglang", "b200", _QWEN35, w): {0: Server(0.82, 32768, _POLLS)} for w in ("bf16", "fp8")},
-    ("sglang", "b200", _QWEN35, "nvfp4"): {0: Server(0.85, 32768, (30, 30))},
-    ("sglang", "h200-141g", "glm-5", "fp8"): {0: Server(0.85)},
-    ("sglang", "b200", "glm-5", "fp8"): {0: Server(0.85, 32768)},
-    ("sglang", "b200", "glm-5", "nvfp4"): {0: Server(0.9, 32768, (10, 10))},
-    ("vllm", "h200-141g", "minimax-m2.5", "fp8"): {
-        0: Server(0.95),
-        8: Server(0.95, expert_parallel=True),
-    },
-    ("vllm", "b200", "minimax-m2.5", "fp8"): {0: Server(0.95)},
-    ("vllm", "b200", "kimi-k2.5", "int4"): {0: Server(0.97)},
+# Options by engine, GPU, model, weights and tp (0: any other).
+_RECIPES = {
+    ("sglang", "h200-141g", "deepseek-r1", "fp8", 0): Server(0.82, 32768),
+    ("sglang", "b200", "deepseek-r1", "fp8", 0): Server(0.82, 32768, _POLLS),
+    ("sglang", "b200", "deepseek-r1", "fp8", 4): Server(0.95, 8192, _POLLS),
+    ("sglang", "b200", "deepseek-r1", "nvfp4", 0): Server(0.85, 16384, _POLLS),
+    ("sglang", "h200-141g", _QWEN35, "fp8", 0): Server(0.8, 16384),
+    ("sglang", "b200", _QWEN35, "bf16", 0): Server(0.82, 32768, _POLLS),
+    ("sglang", "b200", _QWEN35, "fp8", 0): Server(0.82, 32768, _POLLS),
+    ("sglang", "b200", _QWEN35, "nvfp4", 0): Server(0.85, 32768, (30, 30)),
+    ("sglang", "h200-141g", "glm-5", "fp8", 0): Server(0.85),
+    ("sglang", "b200", "glm-5", "fp8", 0): Server(0.85, 32768),
+    ("sglang", "b200", "glm-5", "nvfp4", 0): Server(0.9, 32768, (10, 10)),
+    ("vllm", "h200-141g", "minimax-m2.5", "fp8", 0): Server(0.95),
+    ("vllm", "h200-141g", "minimax-m2.5", "fp8", 8): Server(0.95, expert_parallel=True),
+    ("vllm", "b200", "minimax-m2.5", "fp8", 0): Server(0.95),
+    ("vllm", "b200", "kimi-k2.5", "int4", 0): Server(0.97),
     # `VLLM_MXFP4_USE_MARLIN=1`
-    **{
-        ("vllm", g, "gpt-oss-120b", "mxfp4"): {0: Server(experts_kernel="marlin")}
-        for g in ("h100-80g", "h200-141g")
-    },
+    ("vllm", "h100-80g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
+    ("vllm", "h200-141g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
 }
+_SAME_RECIPES = {"deepseek-v3": "deepseek-r1"}
 # Recipes before a version. Of MiniMax-M2.5 they turned expert parallelism on in every case (a guard
 # that is always true: github.com/SemiAnalysisAI/InferenceX/pull/966; on H200 with tp 8), on B200
 # with `VLLM_USE_FLASHINFER_MOE_FP8=0` and `VLLM_MOE_USE_DEEP_GEMM=0`, which leaves Triton. Marlin
 # for gpt-oss came with vLLM 0.13 (pull/327).
+_TRITON = Server(0.95, expert_parallel=True, experts_kernel="triton")
 _EARLIER = {
-    ("vllm", "b200", "minimax-m2.5", "fp8"): (
-        (0, 18),
-        Server(0.95, expert_parallel=True, experts_kernel="triton"),
-    ),
-    **{
-        ("vllm", g, "gpt-oss-120b", "mxfp4"): ((0, 13), Server()) for g in ("h100-80g", "h200-141g")
-    },
+    ("vllm", "b200", "minimax-m2.5", "fp8"): ((0, 18), _TRITON),
+    ("vllm", "h100-80g", "gpt-oss-120b", "mxfp4"): ((0, 13), Server()),
+    ("vllm", "h200-141g", "gpt-oss-120b", "mxfp4"): ((0, 13), Server()),
 }
 
 
@@ -158,14 +147,14 @@ def server_of(
     harness: str, engine: str, version: str, gpu: str, model: str, weights: str, tp: int
 ) -> Server:
     """What is known of the options of the server that a harness started."""
-    key = (engine, gpu, model, weights)
-    if harness != INFERENCEX or key not in _RECIPES:
+    if harness != INFERENCEX:
         return Server()
-    if key in _EARLIER:
+    key = engine, gpu, _SAME_RECIPES.get(model, model), weights
+    if version and key in _EARLIER:
         changed, earlier = _EARLIER[key]
-        if version and version_of(version) < changed:
+        if version_of(version) < changed:
             return earlier
-    return _RECIPES[key].get(tp, _RECIPES[key][0])
+    return _RECIPES.get((*key, tp)) or _RECIPES.get((*key, 0), Server())
 
 
 def client_of(harness: str, engine: str, version: str) -> Client:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from .measurement import HighestRate
@@ -21,7 +21,7 @@ _LOWEST_RPS, _HIGHEST_RPS = 1e-3, 1e4
 
 
 def highest_rate(
-    load: HighestRate, serve: Callable[[Workload], Mapping[str, NDArray[np.float64]]]
+    load: HighestRate, serve: Callable[[Workload], Mapping[str, Floats]]
 ) -> tuple[float, dict[str, float]]:
     """The highest rate (req/s) that keeps the bounds, and the figures at that rate.
 

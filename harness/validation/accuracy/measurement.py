@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....workloads.arrays import Floats, Ints, Mask
 from ....workloads.prefixes import PrefixRows
 
 CLOSED_LOOP = "closed-loop"
 OPEN_LOOP = "open-loop"
 MAX_RATE = "max-rate"
 LOG = "log"
-BATCH = "batch"
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class OpenLoop:
     of each request, where it is recorded which prompts share a prefix.
     """
 
-    arrival_s: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
-    answered: NDArray[np.bool_]
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    answered: Mask
     prefix_blocks: PrefixRows | None = None
 
     @property

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.bands import kind_of, regime_of
 from ....predictors.operators.assembly import default_step_time, operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
-from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
+from ....workloads.arrays import Floats, Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
 from ...core.records.request_records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
-from ..replay.log_replay import ASYNCHRONOUS_FROM, latencies, version_of
+from ..replay.log_replay import ASYNCHRONOUS_FROM, METRICS, latencies, version_of
 from .clients import Client, Server, client_of, server_of
 from .highest_rate import highest_rate
-from .measurement import Case, ClosedLoop, HighestRate, OpenLoop
+from .measurement import Case, ClosedLoop, HighestRate
 from .readers import closed_figures, figures
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -90,8 +90,33 @@ def predict(
     load, client = case.load, client_of(case.harness, case.engine, case.version)
     kind = kind_of(step_time_model)
 
-    def served_in(workload: Workload) -> dict[str, NDArray[np.float64]]:
-        return _latencies(workload, served, placement, step_time_model.model, case.instances)
+    def served_in(workload: Workload) -> dict[str, Floats]:
+        """Seconds by metric, a value a request."""
+        result = simulate(
+            workload,
+            served,
+            placement,
+            step_time_model.model,
+            instances=case.instances,
+            overlong_requests="error",
+        )
+        records, tokens = result.records, workload.output_tokens
+        if (records.outcome != Outcome.FINISHED).any():
+            raise SloBenchError("the simulation left requests unfinished")
+        return latencies(records.arrival_s, records.first_token_s, records.finish_s, tokens)
+
+    def regime(statistics: Mapping[str, float], running: float) -> str:
+        """The regime with so many requests `running` on an instance."""
+        means = {f"{name}_s": statistics.get(f"{name}_mean", 0.0) for name in METRICS}
+        return regime_of(
+            placement,
+            step_time_model.model,
+            clients=load.concurrency if isinstance(load, ClosedLoop) else None,
+            running=running,
+            prompt_tokens=float(np.mean(load.prompt_tokens)),
+            output_tokens=float(np.mean(load.output_tokens)),
+            **means,
+        )
 
     if isinstance(load, ClosedLoop):
         seconds = served_in(_closed_loop(load, client))
@@ -100,43 +125,28 @@ def predict(
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         ttft_s += _server(case).unseen_s(load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
-        regime = _regime(load, means, placement, step_time_model.model, load.concurrency)
-        return Prediction(means, regime, kind)
+        return Prediction(means, regime(means, load.concurrency), kind)
     # Without a harness the times are the engine's own.
     delay_s = client.delay_s if case.harness else 0.0
     if isinstance(load, HighestRate):
         rate_rps, at_rate = highest_rate(load, served_in)
         running = rate_rps * (at_rate["e2e_mean"] - at_rate["ttft_mean"]) / case.instances
-        regime = _regime(load, at_rate, placement, step_time_model.model, running)
-        return Prediction({"max_rate": rate_rps}, regime, kind)
-    seconds = served_in(_open_loop(load))
+        return Prediction({"max_rate": rate_rps}, regime(at_rate, running), kind)
+    workload = Workload(
+        load.arrival_s,
+        load.prompt_tokens,
+        load.output_tokens,
+        prefix_blocks=load.prefix_blocks,
+        prefix_block_size=BLOCK_SIZE,
+        name="measured",
+    )
+    seconds = served_in(workload)
     of_answered = {name: values[load.answered] for name, values in seconds.items()}
     of_answered |= {name: of_answered[name] + delay_s for name in ("ttft", "e2e")}
     statistics = figures(of_answered)
     served_s = int(load.answered.sum()) * (statistics["e2e_mean"] - statistics["ttft_mean"])
     running = served_s / max(load.span_s, statistics["e2e_mean"]) / case.instances
-    return Prediction(
-        statistics, _regime(load, statistics, placement, step_time_model.model, running), kind
-    )
-
-
-def _latencies(
-    workload: Workload, served: System, placement: Placement, step_time: StepTime, instances: int
-) -> dict[str, NDArray[np.float64]]:
-    """Seconds by metric, a value a request.
-
-    Raises:
-        SloBenchError: a request is too long, or was left unfinished.
-    """
-    result = simulate(
-        workload, served, placement, step_time, instances=instances, overlong_requests="error"
-    )
-    records = result.records
-    if (records.outcome != Outcome.FINISHED).any():
-        raise SloBenchError("the simulation left requests unfinished")
-    return latencies(
-        records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
-    )
+    return Prediction(statistics, regime(statistics, running), kind)
 
 
 def token_budget(case: Case) -> int:
@@ -194,15 +204,8 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
 
 
 def _server(case: Case) -> Server:
-    return server_of(
-        case.harness,
-        case.engine,
-        case.version,
-        case.gpu,
-        case.model,
-        case.weight_dtype,
-        case.tp,
-    )
+    run = case.harness, case.engine, case.version
+    return server_of(*run, case.gpu, case.model, case.weight_dtype, case.tp)
 
 
 def _system(case: Case) -> System:
@@ -215,19 +218,7 @@ def _system(case: Case) -> System:
         "max_running_requests": seqs,
         "async_scheduling": schedules_ahead(case),
     }
-    declared = served.parameters()
-    return served.with_parameters(**{name: v for name, v in names.items() if name in declared})
-
-
-def _open_loop(load: OpenLoop) -> Workload:
-    return Workload(
-        load.arrival_s,
-        load.prompt_tokens,
-        load.output_tokens,
-        prefix_blocks=load.prefix_blocks,
-        prefix_block_size=BLOCK_SIZE,
-        name="measured",
-    )
+    return served.with_parameters(**served.known(names))
 
 
 def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
@@ -235,40 +226,19 @@ def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
     draw = np.random.default_rng(0)
     order = np.arange(n)
 
-    def lengths(longest: int) -> NDArray[np.int64]:
+    def lengths(longest: int) -> Ints:
         return draw.integers(max(1, round(client.shortest * longest)), longest + 1, n)
 
     prompt_tokens = lengths(load.prompt_tokens)
-    prompt = order % (client.prompts or n)
+    shared = None
+    if client.prompts:
+        shared = SessionBlocks.of(order % client.prompts, prompt_tokens, 0, BLOCK_SIZE)
     return Workload(
         np.minimum(order, load.concurrency - 1) * client.stagger_s,
         prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
         think_s=draw.exponential(client.delay_s, n),
-        prefix_blocks=SessionBlocks.of(prompt, prompt_tokens, 0, BLOCK_SIZE)
-        if client.prompts
-        else None,
+        prefix_blocks=shared,
         name="measured",
-    )
-
-
-def _regime(
-    load: ClosedLoop | OpenLoop | HighestRate,
-    statistics: dict[str, float],
-    placement: Placement,
-    step_time: StepTime,
-    running: float,
-) -> str:
-    """The regime with so many requests `running` on an instance."""
-    return regime_of(
-        placement,
-        step_time,
-        clients=load.concurrency if isinstance(load, ClosedLoop) else None,
-        running=running,
-        prompt_tokens=float(np.mean(load.prompt_tokens)),
-        output_tokens=float(np.mean(load.output_tokens)),
-        ttft_s=statistics.get("ttft_mean", 0.0),
-        tpot_s=statistics.get("tpot_mean", 0.0),
-        e2e_s=statistics.get("e2e_mean", 0.0),
     )

@@ -146,8 +146,9 @@ def judge(
             case = measurement.case.identity
             if case not in judged_cases:
                 future = begun.get(case)
-                judgement = future.result() if future else judge_one(measurement, without, analytic)
-                judged_cases[case] = judgement
+                judged_cases[case] = (
+                    future.result() if future else judge_one(measurement, without, analytic)
+                )
             row = replace(judged_cases[case], **_measured(measurement, key))
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
@@ -163,13 +164,8 @@ def judge(
 def _measured(measurement: Measurement, key: str) -> dict[str, Any]:
     """What differs between the results of measurements of one case."""
     measured = {name: float(value) for name, value in measurement.measured.items()}
-    return {
-        "key": key,
-        "set": measurement.set,
-        "row": measurement.row,
-        "mode": measurement.mode,
-        "measured": measured,
-    }
+    fields = {name: getattr(measurement, name) for name in ("set", "row", "mode")}
+    return {"key": key, **fields, "measured": measured}
 
 
 def _key(measurement: Measurement, without: tuple[str, ...], analytic: bool) -> str:
@@ -189,19 +185,13 @@ def judge_one(
     except SloBenchError as error:
         reason = str(error)
     return Judged(
-        _key(measurement, without, analytic),
-        measurement.set,
-        measurement.row,
-        measurement.mode,
-        case.engine,
-        case.gpu,
-        case.model,
-        regime,
-        {name: float(value) for name, value in measurement.measured.items()},
-        {name: value for name, value in predicted.items() if math.isfinite(value)},
-        reason,
-        kind,
-        str(case),
+        **_measured(measurement, _key(measurement, without, analytic)),
+        **{name: getattr(case, name) for name in ("engine", "gpu", "model")},
+        regime=regime,
+        predicted={name: value for name, value in predicted.items() if math.isfinite(value)},
+        reason=reason,
+        step_time=kind,
+        case=str(case),
     )
 
 
@@ -217,9 +207,7 @@ def _known(out: Path | None, resume: bool) -> dict[str, Judged]:
             row = Judged(**parse_json(line))
         except (ValueError, TypeError):
             if number == len(lines):  # killed while it was written
-                out.write_text(
-                    "".join(f"{complete}\n" for complete in lines[:-1]), encoding="utf-8"
-                )
+                out.write_text("".join(f"{complete}\n" for complete in lines[:-1]), "utf-8")
                 break
             raise FileFormatError(out, number, "is no result of `slo-bench accuracy`") from None
         rows_by_key[row.key] = row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ....predictors.specs import model as catalogue_model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
-from ..replay.log_replay import latencies
+from ..replay.log_replay import latencies_of
 from .clients import AICONFIGURATOR, INFERENCEX, client_of, server_of
 from .lmbenchmark import conversations
 from .measurement import (
@@ -130,10 +131,9 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _catalogue(section: str, name: str) -> str | None:
     """The catalogue's name, None where it has none."""
-    try:
+    with suppress(SloBenchError):
         return recognise(section, name)
-    except SloBenchError:
-        return None
+    return None
 
 
 def _text(value: Any) -> str:
@@ -145,8 +145,7 @@ def _text(value: Any) -> str:
 
 def _silicon(file: Path) -> Found:
     """AIConfigurator's table of configurations at a closed concurrency (`silicon.csv.gz`)."""
-    for _, row in _lines(file):
-        yield _silicon_row(stem(file), row)
+    return (_silicon_row(stem(file), row) for _, row in _lines(file))
 
 
 def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
@@ -387,8 +386,7 @@ def _log(file: Path) -> Found:
         num_gpu_blocks=log.engine.num_gpu_blocks,
         peer_link=log.engine.peer_link,
     )
-    seconds = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
-    yield Measurement(name, "log", LOG, case, figures(seconds))
+    yield Measurement(name, "log", LOG, case, figures(latencies_of(log)))
 
 
 def figures(seconds: dict[str, Any]) -> dict[str, float]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.profiles.build_model import linear_curve
 from ....predictors.profiles.calibration import Calibration, hats
 from ....predictors.profiles.formulas import TABLE, available
 from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Curve
+from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
 from ...policies.systems import DEFAULT_SYSTEM
 from ...results.engine_logs import EngineSettings, RealLog
@@ -27,7 +27,6 @@ from ...results.request_blocks import HASH_IDS
 from ..replay.log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
 from ..replay.snapped_replay import Snapped, Span, snapped_replay
 
-Floats = NDArray[np.float64]
 Progress = Callable[[str], None]
 
 # Tokens of a step at which factors are learned: sizes of CUDA graphs, then of chunks.
@@ -85,19 +84,19 @@ def calibrate(
                 notes.append(f"{log.name} does not tell its KV blocks; {log_blocks:,} agree best")
         with_settings.append((log, dataclasses.replace(settings, num_gpu_blocks=log_blocks)))
 
-    def equations(with_factors: Profile) -> tuple[_Equations, float]:
+    def equations(factored: Profile) -> tuple[_Equations, float]:
         parts, disagreements, events = [], 0, 0
         for log, log_settings in with_settings:
-            replay = replay_of(log, with_factors, engine, overrides=log_settings, host_s=host_s)
+            replay = replay_of(log, factored, engine, overrides=log_settings, host_s=host_s)
             snapped = snapped_replay(log, replay)
             disagreements += snapped.disagreements
             events += snapped.events
-            parts.append(_equations(snapped.spans, replay, bare, with_factors))
+            parts.append(_equations(snapped.spans, replay, bare, factored))
         return _joined(parts), disagreements / events
 
     best, disagree = equations(bare)
     factors = best.solved()
-    again, less = equations(_with(bare, factors))
+    again, less = equations(with_factors(bare, KNOTS, factors.tolist()))
     if less < disagree:
         best, disagree = again, less
         factors = best.solved()
@@ -155,8 +154,9 @@ def tables_only(profile: Profile) -> Profile:
     return dataclasses.replace(profile, calibration=None, best="")
 
 
-def _with(profile: Profile, factors: Floats) -> Profile:
-    learned = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
+def with_factors(profile: Profile, tokens: tuple[float, ...], factors: Sequence[float]) -> Profile:
+    """The profile with these factors of steps of so many tokens."""
+    learned = Calibration(origin=(), tokens=tokens, factors=tuple(factors))
     return dataclasses.replace(profile, calibration=learned)
 
 
@@ -216,9 +216,9 @@ class _Equations:
 
 
 def _equations(
-    spans: Sequence[Span], replay: Replay, bare: Profile, with_factors: Profile
+    spans: Sequence[Span], replay: Replay, bare: Profile, factored: Profile
 ) -> _Equations:
-    """The spans of one replay, whose predictions are those of `with_factors`."""
+    """The spans of one replay, whose predictions are those of `factored`."""
     if len(spans) < _MIN_SPANS:
         raise SloBenchError(
             f"the log has {len(spans)} times between first and last tokens that can be used; a "
@@ -236,7 +236,7 @@ def _equations(
         return seconds_by_tokens[tokens]
 
     total = np.array([sum(linear_s(n) for n in span.tokens) for span in spans])
-    present = with_factors.calibration
+    present = factored.calibration
     factors = np.ones(len(KNOTS)) if present is None else np.array(present.factors)
     predicted_s = np.array([span.predicted_s for span in spans])
     real_s = np.array([span.real_s for span in spans])
@@ -295,8 +295,7 @@ def _blocks(
         shares = [k * share for k in range(-reach, reach + 1) if k]
         best = better(best, [round(best * (1 + s)) for s in sorted(shares, key=abs)])
     while True:
-        nearby = [best + k for k in (1, -1, 2, -2, 3, -3, 4, -4)]
-        nearest = better(best, nearby)
+        nearest = better(best, [best + k for k in (1, -1, 2, -2, 3, -3, 4, -4)])
         if nearest == best:
             return best
         best = nearest

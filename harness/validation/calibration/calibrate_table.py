@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.profiles.build_model import GRAPH_TOKENS
 from ....predictors.profiles.calibration import Calibration
@@ -16,13 +15,12 @@ from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Host
 from ....predictors.step_time import DEFAULT_HOST_S
+from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
 from ..accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement
 from ..accuracy.predict import predict, schedules_ahead
 from ..accuracy.readers import read_folder
-from .calibrate import Calibrated, Progress, tables_only
-
-Floats = NDArray[np.float64]
+from .calibrate import Calibrated, Progress, tables_only, with_factors
 
 # Steps that are replayed from a CUDA graph, and larger ones.
 KNOTS = (float(GRAPH_TOKENS), GRAPH_TOKENS + 1.0)
@@ -53,12 +51,12 @@ def calibrate_table(
             f"{', '.join(others[:5]) or 'none'}"
         )
     progress(f"{len(rows)} rows")
-    factors = _solved(rows, bare, progress)
+    factors, loads = _solved(rows, bare, progress), [row.case.load for row in rows]
     calibration = Calibration(
         origin=(file.name,),
         tokens=KNOTS,
         factors=factors,
-        requests=sum(_requests(row) for row in rows),
+        requests=sum(load.concurrency for load in loads if isinstance(load, ClosedLoop)),
         digests=tuple(row.key for row in rows),
         before_percent=_errors(rows, bare),
         held_out_percent=_held_out(rows, bare, progress),
@@ -77,17 +75,12 @@ def _of(row: Measurement, profile: Profile) -> bool:
     return row.mode == CLOSED_LOOP and ours == theirs
 
 
-def _requests(row: Measurement) -> int:
-    return row.case.load.concurrency if isinstance(row.case.load, ClosedLoop) else 0
-
-
 def _solved(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> tuple[float, ...]:
     from scipy.optimize import least_squares
 
     def residuals(factors: Floats) -> Floats:
         progress(f"factors {', '.join(f'{f:.3f}' for f in factors)}")
-        trial = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
-        off = _ratios(rows, dataclasses.replace(bare, calibration=trial))
+        off = _ratios(rows, with_factors(bare, KNOTS, factors.tolist()))
         ratios = np.concatenate(list(off.values()))
         return np.concatenate([np.log(ratios) / _ERROR, (factors - 1) / _PRIOR])
 
@@ -133,9 +126,7 @@ def _held_out(rows: Sequence[Measurement], bare: Profile, progress: Progress) ->
         return math.nan
     off = []
     for fitted, held_out in ((rows[::2], rows[1::2]), (rows[1::2], rows[::2])):
-        half_calibration = Calibration(
-            origin=(), tokens=KNOTS, factors=_solved(fitted, bare, progress)
-        )
-        ratios = _ratios(held_out, dataclasses.replace(bare, calibration=half_calibration))["tpot"]
+        half = with_factors(bare, KNOTS, _solved(fitted, bare, progress))
+        ratios = _ratios(held_out, half)["tpot"]
         off.append(float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan)
     return round(100 * max(off), 2)

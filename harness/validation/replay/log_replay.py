@@ -6,10 +6,10 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.placement import Placement
 from ....predictors.profiles.build_model import GRAPH_TOKENS, with_peer_link
@@ -19,6 +19,7 @@ from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Host
 from ....predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
+from ....workloads.arrays import Floats, Ints
 from ....workloads.errors import SloBenchError, UnknownNameError
 from ....workloads.prefixes import BLOCK_SIZE
 from ....workloads.workload import Workload
@@ -29,12 +30,9 @@ from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import DEFAULT_SYSTEM, System, system
 from ...results.engine_logs import EngineSettings, RealLog
-from ...results.metrics import summarise
 from ...results.request_blocks import HASH_IDS, RequestBlocks
+from ...results.request_figures import summarise
 from ...servers.server_kinds import DEFAULT_SERVER, server_kind, server_kinds
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
@@ -163,14 +161,13 @@ def validate(
     if asked_requests is not None:
         records = _records_of(log, records, asked_requests)
     simulated = _measured(log, records, client_s, may_end=asked_requests is not None)
-    real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
     return Validation(
         log=log,
         engine=replayed.system.name,
         settings=replayed.settings,
         host=replayed.host,
         step_time=replayed.step_time.provenance,
-        real=real,
+        real=latencies_of(log),
         simulated=simulated,
         preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
         notes=replayed.notes,
@@ -183,8 +180,11 @@ def simulated_again(
 ) -> Result:
     """Simulate a replay: the requests of its log, or those `asked_requests`."""
     workload, placement = replayed.workload, replayed.placement
+    predicted = longest = None
     if asked_requests is not None:
         workload = _with_own_blocks(asked_requests.workload, replayed.settings)
+        predicted = asked_requests.predicted_output_tokens
+        longest = asked_requests.output_tokens_p90
         if asked_requests.num_cpu_blocks is not None:
             placement = dataclasses.replace(
                 placement, fixed_num_cpu_blocks=asked_requests.num_cpu_blocks
@@ -197,10 +197,8 @@ def simulated_again(
         instances=replayed.settings.instances or 1,
         router=replayed.settings.router,
         overlong_requests="error" if asked_requests is None else "reject",
-        predicted_output_tokens=None
-        if asked_requests is None
-        else asked_requests.predicted_output_tokens,
-        output_tokens_p90=None if asked_requests is None else asked_requests.output_tokens_p90,
+        predicted_output_tokens=predicted,
+        output_tokens_p90=longest,
         trace=trace,
     )
 
@@ -388,10 +386,9 @@ _ANY_GPU = GpuSpec(
 
 
 def _hardware(name: str) -> GpuSpec:
-    try:
+    with suppress(UnknownNameError):
         return gpu(name)
-    except UnknownNameError:
-        return _ANY_GPU
+    return _ANY_GPU
 
 
 def _shape(name: str, context_tokens: int | None) -> ModelSpec:
@@ -416,10 +413,9 @@ def _shape(name: str, context_tokens: int | None) -> ModelSpec:
 
 def catalogue_name(served: str) -> str:
     """The catalogue's name of a served model, which `run --profile` knows; else its own name."""
-    try:
+    with suppress(SloBenchError):
         return recognise("models", served)
-    except SloBenchError:
-        return served
+    return served
 
 
 def _configured(served: System, settings: EngineSettings) -> System:
@@ -431,8 +427,7 @@ def _configured(served: System, settings: EngineSettings) -> System:
     }
     for kind in server_kinds().values():  # a server's own words for the first two
         names |= {parameter: names[limit] for limit, (parameter, _) in kind.limits.items()}
-    parameters = {name: value for name, value in names.items() if name in served.parameters()}
-    return served.with_parameters(**parameters)
+    return served.with_parameters(**served.known(names))
 
 
 def _host(settings: EngineSettings, host_s: float) -> Host:
@@ -470,9 +465,7 @@ def _measured(
     return latencies(log.begin_s, first_s, finish_s, log.output_tokens)
 
 
-def latencies(
-    begin_s: Floats, first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]
-) -> dict[str, Floats]:
+def latencies(begin_s: Floats, first_s: Floats, last_s: Floats, tokens: Ints) -> dict[str, Floats]:
     """Seconds of each request by metric."""
     return {
         "ttft": first_s - begin_s,
@@ -481,10 +474,14 @@ def latencies(
     }
 
 
+def latencies_of(log: RealLog) -> dict[str, Floats]:
+    """Measured seconds of each request by metric."""
+    return latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
+
+
 def statistics(seconds: Floats) -> dict[str, float]:
     """Mean and quantiles of a metric, by name."""
-    summary = summarise(seconds)
-    return {name: getattr(summary, f"{name}_s") for name in STATISTICS[:-1]}
+    return {name: value for name, value in summarise(seconds).items() if name in STATISTICS}
 
 
 def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:

@@ -21,6 +21,7 @@ from ....workloads.workload import take
 from ...experiments.execution.cell_specs import CellSpec
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
 from ...experiments.experiment import Experiment
+from ...policies.systems import DEFAULT_SYSTEM, system
 from ...results.engine_logs import (
     PROFILING,
     REPEATED,
@@ -67,9 +68,26 @@ class MeasuredLevel:
     def _server(self) -> Mapping[str, Any]:
         return {name: value for name, value in self.meta.items() if name != "steps"}
 
-    def comparable(self, other: MeasuredLevel) -> bool:
-        """Whether `other` is another level of a server with the same settings."""
-        return self is not other and bool(self.meta) and self._server == other._server
+    @property
+    def engine(self) -> str:
+        """The system that decided."""
+        return str(self.meta.get("system") or DEFAULT_SYSTEM)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of that system."""
+        return system(self.engine).known(self.meta.get("parameters") or {})
+
+    def comparable(self, measured: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
+        """Other levels of `measured` on a server with the same settings; where there is none, the
+        one that was measured first, for a profile.
+        """
+        others = [other for other in measured if other is not self]
+        alike = [other for other in others if other.meta and other._server == self._server]
+        name, folder = profiling_cell(self.cell), self.root / PROFILING
+        if alike or not meta_path(folder, name).is_file():
+            return alike
+        return [MeasuredLevel.read(folder, name)]
 
     def steps(self) -> list[LoggedStep]:
         """Logged steps of all measurements of the level, but for those that swapped."""
@@ -101,13 +119,6 @@ def planned_cells(folder: Path) -> dict[str, CellSpec]:
     with contextlib.suppress(SloBenchError):
         return {s.cell: s for s in Experiment.load(folder / "experiment.toml").plan().cells}
     return {}
-
-
-def profiling_level(folder: Path, level: MeasuredLevel) -> list[MeasuredLevel]:
-    """The level that was measured first, for a profile, where `level` is alone on its server."""
-    name = profiling_cell(level.cell)
-    there = meta_path(folder / PROFILING, name).is_file()
-    return [MeasuredLevel.read(folder / PROFILING, name)] if there else []
 
 
 def fitted_profile(

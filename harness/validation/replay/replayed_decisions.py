@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.profiles.profile_format import Profile, read_profile
+from ....workloads.arrays import Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ...core.records.decision_counts import DecisionCounts
@@ -41,12 +41,9 @@ from .measured_level import (
     asked_requests,
     fitted_profile,
     planned_cells,
-    profiling_level,
     swap_s_per_token,
 )
 from .run_replay import FOLDER as VALIDATION
-
-Ints = NDArray[np.int64]
 
 _ROW = re.compile(rf"{REQUEST_ID}(\d+)(?!\d)")
 _AWAY = {REJECTED: 1, DROPPED: 2, OFFLOADED: 3}
@@ -92,18 +89,17 @@ class LevelDecisions:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for `decisions.json`."""
-        alike = None
+        alike = differing = None
         if self.differing is not None:
             alike = self.requests - len(np.unique(np.concatenate([*self.differing.values()])))
+            differing = {name: rows.tolist() for name, rows in self.differing.items()}
         return {
             "cell": self.cell,
             "requests": self.requests,
-            "server": dict(self.server),
-            "simulated": None if self.simulated is None else dict(self.simulated),
+            "server": self.server,
+            "simulated": self.simulated,
             "alike": alike,
-            "differing": None
-            if self.differing is None
-            else {name: rows.tolist() for name, rows in self.differing.items()},
+            "differing": differing,
             "step_times": self.step_times,
             "note": self.note,
         }
@@ -157,11 +153,12 @@ def _level(
     try:
         level, requests = _simulable(measured.get(cell), spec)
         profile, source, swap_s = _profile(folder, level, list(measured.values()))
-        engine = str(level.meta.get("system"))
-        names = system(engine).parameters()
-        parameters = {k: v for k, v in (level.meta.get("parameters") or {}).items() if k in names}
         replayed = replay_of(
-            level.log, profile, engine, parameters=parameters, swap_s_per_token=swap_s
+            level.log,
+            profile,
+            level.engine,
+            parameters=level.parameters,
+            swap_s_per_token=swap_s,
         )
         records = simulated_again(replayed, requests, trace).records
     except SloBenchError as error:
@@ -202,9 +199,7 @@ def _profile(
     levels on the same server, else of its own steps), and the time of its swaps by token.
     """
     kept = folder / VALIDATION / f"{level.cell}.toml"
-    others = [other for other in measured if other.comparable(level)] or profiling_level(
-        folder, level
-    )
+    others = level.comparable(measured)
     if kept.is_file():
         profile = read_profile(kept)
         return profile, "those of its validation", swap_s_per_token(others, profile)
@@ -231,9 +226,8 @@ def _logged(level: MeasuredLevel, level_requests: AskedRequests) -> RequestDecis
     names_requests = False
     for part in level.meta.get("steps") or []:
         here: list[int] = []
-        for time_s, event, row, how in _events(
-            level.root / part["file"], part["begin"], part["end"]
-        ):
+        events = _events(level.root / part["file"], part["begin"], part["end"])
+        for time_s, event, row, how in events:
             if not 0 <= row < requests:
                 continue
             names_requests = True
@@ -304,9 +298,8 @@ def _simulated(
     columns = {name: np.zeros(requests, dtype=np.int64) for name in ASPECTS}
     columns["swaps"][level_requests.order] = records.preemptions_swap
     columns["recomputations"][level_requests.order] = records.preemptions_recompute
-    columns["away"][level_requests.order] = [
-        _OUTCOMES.get(Outcome(int(o)), 0) for o in records.outcome
-    ]
+    away = [_OUTCOMES.get(Outcome(int(outcome)), 0) for outcome in records.outcome]
+    columns["away"][level_requests.order] = away
     entered: list[tuple[float, int]] = []
     for log in trace.instances.values():
         first = sorted((changes[0].time_s, r) for r, changes in log.moves.items())

@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.profiles.profile_format import Profile, write_profile
+from ....workloads.arrays import Floats
 from ....workloads.csv_text import guarded
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import finite
 from ....workloads.whole_file import write_whole
 from ...experiments.execution.cell_specs import CellSpec
-from ...policies.systems import DEFAULT_SYSTEM, system
 from ...results.cell_files import Column, gzip_csv
 from ...results.engine_logs import RealLog
 from ...results.run_folder import read_rows
@@ -42,7 +41,7 @@ from .log_replay import (
     AskedRequests,
     ErrorRow,
     Validation,
-    latencies,
+    latencies_of,
     statistics,
     validate,
 )
@@ -51,16 +50,14 @@ from .measured_level import (
     asked_requests,
     fitted_profile,
     planned_cells,
-    profiling_level,
     swap_s_per_token,
 )
 from .step_replay import Replayed, ReplayError, replay
 
-Floats = NDArray[np.float64]
-
 FOLDER = "validation"
 TABLE = "validation.json"
 _CLIENT_LEVELS = 3  # number of levels that give the latency between client and engine
+_SECONDS_AND_ERRORS = ("real_s", "simulated_s", "error", "spread")  # of an `ErrorRow`
 _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 
 
@@ -93,7 +90,7 @@ class ValidatedPoint:
         Where the level was measured several times, a measured value is the median of them.
         """
         real = _figures(self.validation.real)
-        tables = [real, *(_figures(_latencies(log)) for log in self.again)]
+        tables = [real, *(_figures(latencies_of(log)) for log in self.again)]
         replayed = {} if self.replayed is None else _figures(self.replayed.latencies)
         error_rows = []
         for row in self.validation.rows():
@@ -116,10 +113,7 @@ class ValidatedPoint:
                 **self.identity,
                 "metric": row.metric,
                 "statistic": row.statistic,
-                "real_s": finite(row.real_s),
-                "simulated_s": finite(row.simulated_s),
-                "error": finite(row.error),
-                "spread": finite(row.spread),
+                **{name: finite(getattr(row, name)) for name in _SECONDS_AND_ERRORS},
                 "within": row.within,
                 "replayed_error": finite(row.replayed),
             }
@@ -133,10 +127,6 @@ def _figures(seconds: Mapping[str, Floats]) -> dict[tuple[str, str], float]:
         for metric in METRICS
         for name, value in statistics(seconds[metric]).items()
     }
-
-
-def _latencies(log: RealLog) -> dict[str, Floats]:
-    return latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
 
 
 def validate_run(folder: Path, profile: Profile | None = None) -> list[ValidatedPoint]:
@@ -157,14 +147,11 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
     specs = planned_cells(folder)
     levels = []
     for row, level in zip(rows, measured, strict=True):
-        others = [other for other in measured if other.comparable(level)] or profiling_level(
-            folder, level
-        )
+        others = level.comparable(measured)
         identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
         judged = _judged(level, identity, others, profile, specs)
-        judged = dataclasses.replace(
-            judged, again=tuple(repetition.log for repetition in level.again())
-        )
+        repetitions = tuple(repetition.log for repetition in level.again())
+        judged = dataclasses.replace(judged, again=repetitions)
         judged = _with_replay(judged, level, specs.get(level.cell))
         if not row.get("valid"):
             judged = judged.noting(f"the level is not valid: {row.get('invalid_because') or '?'}")
@@ -220,14 +207,11 @@ def _replayed(
     requests: AskedRequests | None = None,
     swap_s: float | None = None,
 ) -> Validation:
-    engine = str(level.meta.get("system") or DEFAULT_SYSTEM)
-    parameters = level.meta.get("parameters") or {}
-    names = system(engine).parameters()
     return validate(
         level.log,
         profile,
-        engine,
-        parameters={name: value for name, value in parameters.items() if name in names},
+        level.engine,
+        parameters=level.parameters,
         client_s=client_s,
         asked_requests=requests,
         swap_s_per_token=swap_s,

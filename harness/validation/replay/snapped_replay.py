@@ -13,16 +13,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....predictors.roofline import StepTime, wants_lengths
+from ....workloads.arrays import Floats
 from ...engine.loop.batch_state import INF
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulated import SimulatedInstance
 from ...results.engine_logs import RealLog
 from .log_replay import Replay
-
-Floats = NDArray[np.float64]
 
 # Events of one step that are further apart in the log were not of one step there.
 _TOGETHER_S = 0.005

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ....workloads.arrays import Floats
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json
 from ...core.kv.kv_cache_manager import KVCacheManager
@@ -29,7 +27,6 @@ from ...experiments.execution.cell_specs import CellSpec, configured
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
 from .log_replay import latencies
 
-Floats = NDArray[np.float64]
 # Of a batch: decoding requests, their KV tokens, prompt chunks (tokens before, tokens).
 Batch = tuple[int, int, list[tuple[int, int]]]
 

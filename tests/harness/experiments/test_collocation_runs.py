@@ -18,8 +18,10 @@ from slo_bench.harness.experiments.execution.cells import workload_of
 from slo_bench.harness.experiments.explain.latency_breakdown import SpanKind
 from slo_bench.harness.experiments.explain.trace import cell_names, replay
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.results.metrics import CollocationObjective, parse_objective, rate_window
+from slo_bench.harness.results.metrics import CollocationObjective, parse_objective
 from slo_bench.harness.results.metrics import _by_kind as by_kind
+from slo_bench.harness.results.rate_windows import rate_window
+from slo_bench.harness.results.request_figures import Requests
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -80,11 +82,11 @@ def test_figures_are_given_for_generation_and_embedding():
     records.first_scheduled_s[:] = workload.arrival_s
     records.finish_s[:] = [1.0, 9.0, np.nan, 4.5]
     records.outcome[:] = [Outcome.FINISHED, Outcome.FINISHED, Outcome.REJECTED, Outcome.FINISHED]
-    judged = judge(workload, records)
+    requests = Requests.of(workload, records, judge(workload, records))
     everybody = np.ones(4, dtype=bool)
     window = rate_window(records.arrival_s, records.finish_s)
     weights = CollocationObjective(1.0, 2.0, 4.0)
-    figures = by_kind(workload, records, everybody, judged.met, window, weights)
+    figures = by_kind(workload, requests, everybody, window, weights)
     assert figures["llm_attainment"] == pytest.approx(1 / 3)
     assert figures["embed_attainment"] == 1.0
     assert figures["embed_p50_s"] == 0.5
@@ -92,7 +94,7 @@ def test_figures_are_given_for_generation_and_embedding():
     # One of four finishes by the last arrival, at 4 s.
     assert figures["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.25)
     alone = dataclasses.replace(workload, request_type=np.zeros(4, dtype=np.int64))
-    assert by_kind(alone, records, everybody, judged.met, window, weights) == {}
+    assert by_kind(alone, requests, everybody, window, weights) == {}
 
 
 @pytest.mark.parametrize(

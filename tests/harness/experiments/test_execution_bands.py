@@ -66,14 +66,14 @@ def test_probability_of_meeting_falls_with_the_target(cell):
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
     spec, workload, result, row = cell
-    from slo_bench.harness.experiments.execution import cell_bands as bands
+    from slo_bench.harness.experiments.execution import cell_specs
 
-    deployment = bands.placed(spec.placement)
+    deployment = spec.deployment
     fitted_step_time = dataclasses.replace(
         deployment.step_time, provenance="profile mine.json", fitted=True
     )
     monkeypatch.setattr(
-        bands, "placed", lambda _: dataclasses.replace(deployment, step_time=fitted_step_time)
+        cell_specs, "placed", lambda _: dataclasses.replace(deployment, step_time=fitted_step_time)
     )
     assert band_columns(spec, sampled(workload, result), row) == {}
 

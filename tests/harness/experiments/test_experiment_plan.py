@@ -1,7 +1,14 @@
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.config.setting import SIMULATOR, declared, number_list
+from slo_bench.harness.experiments.config.setting import (
+    SERVES,
+    SIMULATOR,
+    Axis,
+    declared,
+    number_list,
+    setting,
+)
 from slo_bench.harness.experiments.execution.cell_specs import CellSpec, placed
 from slo_bench.harness.experiments.execution.offered_load import DEFAULT_REQUESTS, two_digits
 from slo_bench.workloads.errors import SloBenchError
@@ -115,11 +122,10 @@ def test_levels_by_default_straddle_the_capacity():
 
 
 def test_cell_survives_conversion_to_plain_values():
-    import dataclasses
     import json
 
     (cell,) = cells(slo={"ttft": 1})
-    plain = json.loads(json.dumps(dataclasses.asdict(cell)))
+    plain = json.loads(json.dumps(cell.plain()))
     assert CellSpec.from_plain(plain) == cell
 
 
@@ -235,3 +241,25 @@ def test_a_variant_cannot_set_what_has_no_effect():
     variants = {"plain": {}, "slower": {"host_link": "pcie3-x16"}}
     with pytest.raises(SloBenchError, match=r"host_link .*no effect with backend vllm"):
         Experiment(systems="vllm", backend="vllm", rates=1, variants=variants).plan()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tp", 2), ("dp", 2), ("instances", 2), ("num_gpu_blocks", 9), ("max_loras", 4)],
+)
+def test_settings_that_the_schema_marks_for_one_model_are_refused_with_several(name, value):
+    fleet = Experiment(
+        systems="prism", models="fleet(qwen2.5-3b*2)", gpus=2, rates=1, **{name: value}
+    )
+    assert declared(Experiment)[name].setting.one_model
+    with pytest.raises(SloBenchError, match=f"{name} is for one model; several share"):
+        fleet.plan()
+
+
+def test_a_setting_that_is_marked_for_one_model_is_refused_without_further_code():
+    class More(Experiment):
+        rack: Axis[int | None] = setting(SERVES, "Rack.", one_model=True, part="cell")
+
+    fleet = More(systems="prism", models="fleet(qwen2.5-3b*2)", gpus=2, rates=1, rack=3)
+    with pytest.raises(SloBenchError, match="rack is for one model"):
+        fleet.plan()

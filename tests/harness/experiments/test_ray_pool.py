@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib.util
 import json
 import os
@@ -219,7 +218,7 @@ def test_sender_with_another_version_is_refused(there, refused):
 
 def test_request_details_come_back_from_a_node():
     spec = ASKED.plan().cells[0]
-    arguments = (dataclasses.asdict(spec), "csv")
+    arguments = (spec.plain(), "csv")
     row, details = _done(__version__, _cell.__module__, _cell.__name__, arguments)
     assert row["cell"] == spec.cell
     assert set(details) == {f"{kind}/{spec.cell}.csv.gz" for kind in ("requests", "timelines")}

@@ -18,7 +18,8 @@ from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cell_specs import configured, placed
 from slo_bench.harness.experiments.execution.cells import workload_of
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm, AdaptiveLlmDeadlines
-from slo_bench.harness.results.metrics import weighted_turnaround
+from slo_bench.harness.results.metrics import FIGURES
+from slo_bench.harness.results.request_figures import Requests
 from slo_bench.predictors.costs.grid import CostGrid, Swap
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -386,9 +387,12 @@ def served(dataset, name, **parameters):
 @pytest.mark.parametrize("dataset", [0, 1], ids=["Chatbot", "Alpaca"])
 def test_weighted_turnaround_falls_as_published(batch, dataset):
     """§4.4: by 20 to 40 % against vLLM at these caps of the batch (here one seed)."""
-    everybody = np.ones(1000, dtype=bool)
+    everybody, unknown = slice(None), np.zeros(1000, dtype=np.int64)
     ours, vllm = (
-        weighted_turnaround(served(dataset, name, max_num_seqs=batch).records, everybody)
+        FIGURES["weighted_turnaround"].exact(
+            Requests(served(dataset, name, max_num_seqs=batch).records, None, unknown, unknown > 0),
+            everybody,
+        )
         for name in ("adaptivellm", "vllm-v0")
     )
     assert 0.6 <= ours / vllm <= 0.8

@@ -15,7 +15,8 @@ from slo_bench.harness.core.records.request_records import (
     Timeline,
     Totals,
 )
-from slo_bench.harness.results.metrics import Hardware, cell_metrics, request_figures, summarise
+from slo_bench.harness.results.metrics import Hardware, cell_metrics
+from slo_bench.harness.results.request_figures import Requests, summarise
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -70,8 +71,8 @@ def workload(arrival, *, tokens=None, **columns):
 
 
 def metrics(w, r, **options):
-    figures = request_figures(w, r, judged=judge(w, r.records), **options)
-    return cell_metrics(figures, r, ONE_GPU, warmup_s=options.get("warmup_s", 0.0))
+    requests = Requests.of(w, r.records, judge(w, r.records))
+    return cell_metrics(requests, w, r, ONE_GPU, **options)
 
 
 def test_each_slo_bound_is_judged_by_its_own_time():
@@ -223,7 +224,8 @@ def test_classes_have_their_own_attainment():
 
 def test_figures_of_no_values_are_nan():
     nothing = summarise(floats(NAN, NAN))
-    assert all(math.isnan(value) for value in dataclasses.astuple(nothing))
+    assert nothing.pop("count") == 0
+    assert all(math.isnan(value) for value in nothing.values())
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.floats(0, 100))

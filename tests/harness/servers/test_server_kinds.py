@@ -19,14 +19,13 @@ ROOT = Path(slo_bench.__file__).parent
 # what was measured of one.
 OF_SERVERS = (
     *("harness/servers/vllm", "harness/servers/sglang", "harness/servers/torch"),
-    *("harness/policies", "harness/validation/accuracy"),
+    *("harness/policies", "harness/validation/accuracy", "predictors/operators"),
 )
 ALLOWED = {
     "harness/servers/server_kinds.py": "the registry",
     "harness/servers/mock/mock_answers.py": "metrics that the mock server has as vLLM",
     "harness/experiments/config/tables.py": "the result format of `vllm bench serve`",
-    "predictors/operators/assembly.py": "host times that were measured of an engine",
-    "predictors/operators/kernels.py": "kernels that were measured of an engine",
+    "workloads/readers/formats.py": "a trace format",
     "workloads/extras.py": "extras of the package",
 }
 SYSTEMS_BY_DEFAULT = {"harness/experiments/config/schema.py", "cli/commands/sensitivity.py"}

@@ -1,5 +1,6 @@
 """Resampling and verdicts: exact where it can be, covering where it must."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.results.metrics import RateWindow
+from slo_bench.harness.core.records.judging import Judged
+from slo_bench.harness.core.records.request_records import Outcome, Records
+from slo_bench.harness.results.rate_windows import RateWindow
+from slo_bench.harness.results.request_figures import Requests
 from slo_bench.reports.compare.bootstrap import (
     block_count,
     block_length,
@@ -19,10 +23,12 @@ from slo_bench.reports.compare.bootstrap import (
     replicate_figures,
     resample,
 )
-from slo_bench.reports.compare.results import METRICS, RunSample, metrics_named
+from slo_bench.reports.compare.results import RunSample, comparable, metrics_named
 from slo_bench.workloads.errors import UnknownNameError
 
+METRICS = comparable()
 ALL = tuple(METRICS.values())
+COLUMNS = dataclasses.fields(Records)
 
 
 def sample(n=400, seed=0, slow=1.0, correlated=False):
@@ -32,20 +38,55 @@ def sample(n=400, seed=0, slow=1.0, correlated=False):
     work_s = np.concatenate([[0.0], np.cumsum((service_s - np.diff(arrival_s, prepend=0))[1:])])
     ttft_s = work_s - np.minimum.accumulate(work_s) + 0.1
     tpot_s = rng.gamma(20.0, 0.002, n) * slow
-    tpot_s[::7] = np.nan
-    latency_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + 1.0}
-    window = RateWindow(arrival_s[-1], 10.0)
-    return RunSample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, window)
+    tokens = rng.integers(2, 50, n)
+    tokens[::7] = 1  # which have no TPOT
+    records = dataclasses.replace(
+        Records.empty(n),
+        arrival_s=arrival_s,
+        first_scheduled_s=arrival_s + ttft_s - 0.05,
+        first_token_s=arrival_s + ttft_s,
+        finish_s=arrival_s + ttft_s + tpot_s * (tokens - 1) + 0.01 * (tokens == 1),
+        outcome=np.full(n, Outcome.FINISHED),
+        output_tokens=tokens,
+    )
+    return RunSample(requests_of(records, ttft_s < 1.0), RateWindow(arrival_s[-1], 10.0))
+
+
+def requests_of(records, met):
+    n = len(records)
+    judged = None if met is None else Judged(met, {})
+    return Requests(records, judged, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_))
+
+
+def slower(run):
+    """All times after the arrival are 5 % longer."""
+    records = run.requests.records
+    times_s = {
+        name: records.arrival_s + 1.05 * (getattr(records, name) - records.arrival_s)
+        for name in ("first_token_s", "finish_s")
+    }
+    records = dataclasses.replace(records, **times_s)
+    return RunSample(requests_of(records, run.requests.met), run.window)
+
+
+def taken(run, rows):
+    """Some requests of a run, in a window that is as much shorter."""
+    columns = {c.name: getattr(run.requests.records, c.name)[rows] for c in COLUMNS}
+    share = len(rows) / len(run)
+    window = RateWindow(run.window.arrivals_s * share, run.window.drain_s * share)
+    return RunSample(requests_of(Records(**columns), run.requests.met[rows]), window)
 
 
 def test_estimates_equal_those_of_cells_csv():
     run = sample()
     by_metric = dict(zip(METRICS, estimates(run, ALL), strict=True))
-    assert by_metric["attainment"] == run.met.mean()
-    assert by_metric["goodput"] == run.met.sum() / run.window.arrivals_s
-    assert by_metric["output_tokens"] == run.tokens.sum() / (run.window.arrivals_s + 10.0)
-    assert by_metric["ttft_p99"] == np.quantile(run.latency_s["ttft"], 0.99)
-    assert by_metric["tpot_mean"] == pytest.approx(np.nanmean(run.latency_s["tpot"]))
+    records, in_slo = run.requests.records, run.requests.met
+    assert by_metric["attainment"] == in_slo.mean()
+    assert by_metric["goodput"] == in_slo.sum() / run.window.arrivals_s
+    assert by_metric["output_tokens"] == records.output_tokens.sum() / run.window.makespan_s
+    assert by_metric["ttft_p99"] == np.quantile(records.ttft_s, 0.99)
+    assert by_metric["tpot_mean"] == pytest.approx(np.nanmean(records.tpot_s))
+    assert by_metric["weighted_turnaround"] > 1
 
 
 @pytest.mark.parametrize("n", [40, 400])
@@ -62,12 +103,7 @@ def test_replicate_figures_are_those_of_the_drawn_blocks(n):
                 for b in range(blocks)
             ]
         )
-        drawn = RunSample(
-            {name: values[rows] for name, values in run.latency_s.items()},
-            run.tokens[rows],
-            run.met[rows],
-            RateWindow(run.window.arrivals_s * len(rows) / n, run.window.drain_s * len(rows) / n),
-        )
+        drawn = taken(run, rows)
         assert figures[:, place] == pytest.approx(estimates(drawn, ALL), rel=1e-6)
 
 
@@ -80,7 +116,7 @@ def test_binned_values_give_nearly_the_same_quantiles():
 
 def test_estimates_without_met_have_no_attainment():
     run = sample()
-    blind = RunSample(run.latency_s, run.tokens, None, run.window)
+    blind = RunSample(requests_of(run.requests.records, None), run.window)
     assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
     assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
 
@@ -105,10 +141,7 @@ def test_resample_of_equal_runs_never_differs():
 
 def test_paired_resample_removes_common_variation():
     a = [sample(seed=s, correlated=True) for s in range(3)]
-    b = [
-        RunSample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window)
-        for r in a
-    ]
+    b = [slower(r) for r in a]
     metrics = metrics_named("ttft_p99,ttft_mean")
     widths = []
     for paired in (True, False):
@@ -161,7 +194,7 @@ def test_holm_raises_p_values_and_keeps_their_order(p_values):
 
 
 def test_metrics_named_finds_names_and_refuses_others():
-    assert [m.name for m in metrics_named("goodput_rps, ttft_p99_s,attainment")] == [
+    assert [m.short for m in metrics_named("goodput_rps, ttft_p99_s,attainment")] == [
         "goodput",
         "ttft_p99",
         "attainment",

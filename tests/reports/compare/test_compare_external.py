@@ -99,21 +99,21 @@ def test_vllm_results_have_vllms_figures(tmp_path):
     run = only(results, Slo(ttft_s=0.105))
     assert results.clock == "sent"
     assert results.cells[0].rate_rps == 4.0
-    assert run.latency_s["ttft"] == pytest.approx(document["ttfts"])
-    assert run.latency_s["tpot"] == pytest.approx(np.full(60, 0.02))
+    assert run.requests.records.ttft_s == pytest.approx(document["ttfts"])
+    assert run.requests.records.tpot_s == pytest.approx(np.full(60, 0.02))
     ends = np.add(document["start_times"], document["ttfts"]) + 0.18
     starts = document["start_times"]
     assert run.window.arrivals_s == run.window.goodput_s == pytest.approx(starts[-1] - starts[0])
     assert run.window.makespan_s == pytest.approx(ends.max() - starts[0])
-    assert run.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
+    assert run.requests.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
 
 
 def test_vllm_failures_count_as_missed(tmp_path):
     document = vllm(errors=["boom"] + [""] * 59, output_lens=[0] + [10] * 59)
     run = only(read_results(write(tmp_path / "a.json", document)), Slo(ttft_s=10.0))
     assert len(run) == 60
-    assert run.met.sum() == 59
-    assert np.isnan(run.latency_s["ttft"]).sum() == 1
+    assert run.requests.met.sum() == 59
+    assert np.isnan(run.requests.records.ttft_s).sum() == 1
 
 
 def test_vllm_without_details_is_refused(tmp_path):
@@ -132,7 +132,7 @@ def test_vllm_results_with_max_concurrency_refuse_ttft(tmp_path):
         write(tmp_path / "b.json", vllm(max_concurrency=8, queue_times=[0.5] * 60))
     )
     assert not with_queue_times.refused
-    assert only(with_queue_times).latency_s["ttft"].min() >= 0.6
+    assert only(with_queue_times).requests.records.ttft_s.min() >= 0.6
 
 
 def test_vllm_old_file_without_start_times(tmp_path):
@@ -171,9 +171,9 @@ def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):
     request["time_per_output_token_ms"] = 1000 * (13.0 - 10.2) / 5
     results = read_results(write(tmp_path / "benchmarks.json", guidellm([request] * 3)))
     run = only(results)
-    assert run.latency_s["tpot"] == pytest.approx(np.full(3, 0.5))
-    assert run.latency_s["ttft"] == pytest.approx(np.full(3, 1.0))  # from the moment aimed at
-    assert run.latency_s["e2e"] == pytest.approx(np.full(3, 3.0))
+    assert run.requests.records.tpot_s == pytest.approx(np.full(3, 0.5))
+    assert run.requests.records.ttft_s == pytest.approx(np.full(3, 1.0))  # from the moment aimed at
+    assert run.requests.records.e2e_s == pytest.approx(np.full(3, 3.0))
     assert results.cells[0].rate_rps == 2.0
     assert any("first token" in note for note in results.notes)
 
@@ -185,10 +185,10 @@ def test_guidellm_window_includes_its_first_request(tmp_path):
     document["benchmarks"][0]["start_time"] = 10.2
     results = read_results(write(tmp_path / "benchmarks.json", document))
     run = only(results)
-    assert run.latency_s["ttft"] == pytest.approx([1.0] * 3)
+    assert run.requests.records.ttft_s == pytest.approx([1.0] * 3)
     (cell,) = results.cells
     from_sending = cell.read().sample("sent", None)
-    assert from_sending.latency_s["ttft"] == pytest.approx([0.8] * 3)
+    assert from_sending.requests.records.ttft_s == pytest.approx([0.8] * 3)
     document["benchmarks"][0]["start_time"] = 11.0  # after a warm-up
     assert len(only(read_results(write(tmp_path / "b.json", document)))) == 2
 
@@ -197,7 +197,7 @@ def test_guidellm_errors_and_interruptions_are_misses(tmp_path):
     good, bad = guidellm_request(1, 2, 3, 5), guidellm_request(2, 3, 4, 5)
     document = guidellm([good], errored=[bad], incomplete=[guidellm_request(3, 4, 5, 2)])
     results = read_results(write(tmp_path / "g.json", document))
-    assert only(results, Slo(ttft_s=9.0)).met.tolist() == [True, False, False]
+    assert only(results, Slo(ttft_s=9.0)).requests.met.tolist() == [True, False, False]
     assert any("under way" in note for note in results.notes)
 
 
@@ -231,8 +231,8 @@ def test_aiperf_records_are_read(tmp_path):
     results = read_results(tmp_path)  # its folder will do
     run = only(results, Slo(e2e_s=0.502))
     assert len(run) == 5
-    assert run.latency_s["tpot"][:4] == pytest.approx(np.full(4, 0.1))
-    assert run.met.tolist() == [True, True, True, False, False]
+    assert run.requests.records.tpot_s[:4] == pytest.approx(np.full(4, 0.1))
+    assert run.requests.met.tolist() == [True, True, True, False, False]
     assert results.cells[0].rate_rps == 7.0
     assert results.cells[0].identity["model"] == MODEL
 
@@ -250,7 +250,7 @@ def test_aiperf_tokens_come_from_server_usage(tmp_path):
     requests = cell.read()
     assert requests.output_tokens.tolist() == [64]
     assert requests.prompt_tokens.tolist() == [43]
-    assert only(results).latency_s["tpot"] == pytest.approx([(0.945 - 0.128) / 63])
+    assert only(results).requests.records.tpot_s == pytest.approx([(0.945 - 0.128) / 63])
     assert any("came to other counts in 1 requests" in note for note in results.notes)
 
 
@@ -294,7 +294,7 @@ def test_aiperf_without_streaming_has_no_ttft(tmp_path):
     metrics = metrics_named("attainment,e2e_p50")
     comparison = compare(results, results, metrics=metrics, slo=Slo(ttft_s=1.0))
     assert "ttft" in comparison.refused["attainment"]
-    assert [row.metric.name for row in comparison.rows] == ["e2e_p50"]
+    assert [row.metric.short for row in comparison.rows] == ["e2e_p50"]
     assert comparison.rows[0].b == pytest.approx(0.4)
 
 

@@ -299,7 +299,9 @@ def test_late_sending_shows_on_the_arrival_clock_only(make):
         frame.assign(sent_s=frame["arrival_s"] + 0.05).to_csv(path, index=False)
     (cell,) = read_results(folder).cells
     requests = cell.read()
-    due, sent = (requests.sample(clock, None).latency_s["ttft"] for clock in ("scheduled", "sent"))
+    due, sent = (
+        requests.sample(clock, None).requests.records.ttft_s for clock in ("scheduled", "sent")
+    )
     assert np.nanmax(np.abs(due - sent - 0.05)) < 1e-9
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.mdc_queue import MdcQueue
 from slo_bench import Experiment
 from slo_bench.tuner.capacity.capacity_options import REAL_LEAST, CapacityOptions
 from slo_bench.tuner.capacity.capacity_search import find_capacity, throughput_of_bursts
-from slo_bench.tuner.capacity.mdc_queue import MdcQueue
 from slo_bench.tuner.capacity.search_options import SearchOptions
 
 

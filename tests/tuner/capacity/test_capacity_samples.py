@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from reference.mdc_queue import MdcQueue
 from slo_bench.harness.results.stationarity import (
     BATCHES,
     batches_of,
@@ -13,7 +14,6 @@ from slo_bench.harness.results.stationarity import (
     stationary,
 )
 from slo_bench.tuner.capacity.level_samples import check_refused, wilson_interval
-from slo_bench.tuner.capacity.mdc_queue import MdcQueue
 from slo_bench.workloads.errors import SloBenchError
 
 

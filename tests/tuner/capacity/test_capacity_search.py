@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from reference.mdc_queue import MdcQueue
 from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.curve import CapacityLevel
-from slo_bench.tuner.capacity.mdc_queue import MdcQueue
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions, SearchOutcome
 from slo_bench.workloads.errors import SloBenchError
 

@@ -23,10 +23,10 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
 from slo_bench.reports.pages.plan_page import confirmed_lines, plan_rows, price_lines
 from slo_bench.tuner.capacity.level_samples import LevelSample
-from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
-from slo_bench.tuner.planning.deployment_levels import CONFIRM, SEARCH, verdict
+from slo_bench.tuner.planning.deployment_levels import CONFIRM, SEARCH, DeploymentLevel, judged
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
+from slo_bench.tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
 from slo_bench.workloads.errors import SloBenchError
 
@@ -205,6 +205,11 @@ def test_plan_refuted_by_long_runs_is_replaced_by_the_next():
     assert "2 carried the load in the search" in confirmed_lines(planned.plans, planned.refuted)[1]
 
 
+def verdict_of(runner, rate_rps, target, length):
+    level = DeploymentLevel("any", None, rate_rps, target, 0, length)
+    return judged(level, lambda spec: runner)
+
+
 @pytest.mark.parametrize(
     ("batch_met", "backlog"),
     [
@@ -224,7 +229,7 @@ def test_rate_with_a_run_not_stationary_is_not_carried(batch_met, backlog):
                 backlog=backlog,
             )
 
-    assert not verdict(Unsteady(), 5.0, 0.6, 0, CONFIRM).carries
+    assert not verdict_of(Unsteady(), 5.0, 0.6, CONFIRM).carries
 
 
 def test_undecided_short_runs_are_followed_by_longer_ones():
@@ -243,7 +248,7 @@ def test_undecided_short_runs_are_followed_by_longer_ones():
                 backlog=up_and_down,
             )
 
-    assert verdict(Wavering(), 5.0, 0.9, 0, SEARCH).carries
+    assert verdict_of(Wavering(), 5.0, 0.9, SEARCH).carries
     assert Wavering.sizes == sorted(Wavering.sizes)
     assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
 
@@ -265,7 +270,7 @@ def test_runs_of_a_verdict_are_long_against_the_slo():
                 window_s=requests / rate_rps,
             )
 
-    found = verdict(Slow(), 10.0, 0.9, 0, CONFIRM)
+    found = verdict_of(Slow(), 10.0, 0.9, CONFIRM)
     assert found.carries
     assert Slow.sizes[0] == 8000
     assert min(Slow.sizes[1:]) >= 20 * 100 * 10

@@ -16,10 +16,11 @@ from reference.examples import examples
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.tuner.capacity.level_samples import LevelSample
-from slo_bench.tuner.planning import PlanOptions, PriceList, SizedOffer, TargetLoad
 from slo_bench.tuner.planning.deployment_levels import Verdict
 from slo_bench.tuner.planning.fleet import Fleet, Pool, PoolPlan, plan_fleet, read_fleet
 from slo_bench.tuner.planning.offers import offers
+from slo_bench.tuner.planning.plan_search import PlanOptions, SizedOffer, TargetLoad
+from slo_bench.tuner.planning.prices import PriceList
 from slo_bench.workloads.errors import SloBenchError
 
 ASKED = Experiment(

@@ -22,6 +22,13 @@ _JSON_LINE = {
     "longbench": {"context": "Long.", "input": "Why?", "answers": ["So."]},
     "lengths-jsonl": {"prompt_tokens": 3, "output_tokens": 4},
 }
+_SPAN = {
+    **{"traceId": "t", "spanId": "s", "startTimeUnixNano": "1", "endTimeUnixNano": "2"},
+    "attributes": [
+        {"key": f"gen_ai.usage.{name}_tokens", "value": {"intValue": "30"}}
+        for name in ("input", "output")
+    ],
+}
 TRACES = {
     "azure": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n"
     b"2023-11-16 18:17:04.0319600,396,109\n",
@@ -35,6 +42,10 @@ TRACES = {
         [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}] * 2
     ).encode(),
     "alpaca": json.dumps([{"instruction": "Say", "input": "it", "output": "it"}] * 2).encode(),
+    "weka": json.dumps(
+        {"block_size": 16, "requests": [{"t": 0, "in": 40, "out": 5, "hash_ids": [1, 2, 3]}]}
+    ).encode(),
+    "otel": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [_SPAN]}]}]}).encode(),
     "vllm-log": "".join(
         f"(APIServer pid=7) {level} 11-23 10:00:0{n} [request_logger.py:74] {message}\n"
         for n in range(2)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference.kv_block_ids import check_block_ids
 from slo_bench.harness.core.predictions import Guess
 from slo_bench.harness.core.records.request_records import Result
 from slo_bench.harness.core.state import RequestState
@@ -149,7 +150,7 @@ def executed(
         cluster=ExecutedCluster,
     )
     for instance in processes.instances:
-        instance.kv_manager.check()
+        check_block_ids(instance.kv_manager)
     return processes, result
 
 
@@ -202,7 +203,7 @@ def test_tokens_are_unchanged_while_modules_move_between_instances(
         head_moves=module == "heads",
     )
     assert processes.answers == alone(folder, workload)
-    moves = [moved.move for _, moved in processes.moves()]
+    moves = [moved.move for instance in processes.instances for moved in instance.moves]
     assert {move.what for move in moves} == {module}
     assert all(move.moved_bytes > 0 for move in moves)
     assert result.counts["returns"] > 0 or module == "heads"

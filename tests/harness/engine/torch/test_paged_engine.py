@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from reference.kv_block_ids import check_block_ids  # noqa: E402
 from slo_bench.harness.core.kv.kv_cache_manager import KVCacheManager  # noqa: E402
 from slo_bench.harness.core.policy import Policy, StaticPolicy  # noqa: E402
 from slo_bench.harness.core.predictions import LearnedPredictions  # noqa: E402
@@ -126,7 +127,7 @@ class Engine:
     def run(self, request_states: Iterable[RequestState]) -> dict[int, list[int]]:
         self.instance.inbox.extend(request_states)
         self.instance.run(float("inf"), False)
-        self.kv_manager.check()
+        check_block_ids(self.kv_manager)
         assert self.kv_manager.free == self.kv_manager.total
         assert self.kv_manager.host_free == self.kv_manager.host_total
         assert not self.execution.sequences
@@ -345,6 +346,6 @@ def test_static_batches_generate_the_tokens_of_generate(
     instance.run(float("inf"), False)
     assert answers == reference(generated, request_states)
     assert instance.measures.padded_tokens
-    kv_manager.check()
+    check_block_ids(kv_manager)
     assert not execution.sequences
     assert all(r.finish_s >= r.first_token_s > r.arrival_s for r in request_states)

@@ -214,7 +214,7 @@ def test_run_whose_worker_is_killed_in_a_move_fails_by_name(
     processes, real = [], Spread.move_layers
 
     def killed(self: Spread, layers: list[int], target: int) -> CompletedMove:
-        (process,) = self.workers.processes
+        (process,) = self.workers.workers.processes
         processes.append(process)
         process.send_signal(signal.SIGSTOP)
         threading.Timer(0.2, process.kill).start()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from reference.kv_block_ids import check_block_ids  # noqa: E402
 from slo_bench.harness.core.policy import Policy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
@@ -98,9 +99,9 @@ class Served:
         instance.inbox.extend(request_states)
         instance.run(float("inf"), False)
         assert isinstance(instance.kv_manager, PagedStoreKVCacheManager)
-        instance.kv_manager.check()
-        instance.kv_manager.shared_units.flush()
-        self.tiers = instance.kv_manager.shared_units.tiers
+        check_block_ids(instance.kv_manager)
+        instance.kv_manager.store.flush()
+        self.tiers = instance.kv_manager.store.tiers
         carrier = engine.runner.carrier
         assert isinstance(carrier, Pipeline)
         self.carried = carrier.carried

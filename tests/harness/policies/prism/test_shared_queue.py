@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.prism.shared_queue import SharedQueue
+from slo_bench.harness.policies.shared.moore_hodgson import in_time
 from slo_bench.workloads.request import Slo
 
 
@@ -20,18 +21,23 @@ def _queue(jobs: list[tuple[float, float, float]]) -> SharedQueue:
     return queue
 
 
+def _scheduled(queue: SharedQueue, now_s: float) -> list[RequestState]:
+    """S: the largest set that can have their first tokens in time, in order."""
+    return [job.request for job in in_time(queue._jobs, now_s, 1e-6)]
+
+
 def test_shared_queue_postpones_the_longest_where_one_would_be_late() -> None:
     # By deadline 0 (3 s), 1 (2 s), 2 (2 s). After 2 the clock stands at 7 > 6: 0 goes out.
     queue = _queue([(0, 4, 3), (0, 5, 2), (0, 6, 2)])
-    assert [r.id for r in queue.scheduled(0.0)] == [1, 2]
+    assert [r.id for r in _scheduled(queue, 0.0)] == [1, 2]
     assert [r.id for r in queue.ordered(0.0)] == [1, 2, 0]  # it stays, behind the others
-    assert [r.id for r in queue.scheduled(3.5)] == [2]
+    assert [r.id for r in _scheduled(queue, 3.5)] == [2]
 
 
 def test_shared_queue_counts_times_of_each_model() -> None:
     # The same deadline: the model with the slower prefill is the longer job and goes out.
     queue = _queue([(0, 1, 0.9), (0, 1, 0.4), (0, 1, 0.5)])
-    assert [r.id for r in queue.scheduled(0.0)] == [1, 2]
+    assert [r.id for r in _scheduled(queue, 0.0)] == [1, 2]
 
 
 def test_shared_queue_remove_takes_the_request_out() -> None:
@@ -68,7 +74,7 @@ _JOBS = st.tuples(st.just(0.0), _HALF_MS, _WHOLE_MS)
 def test_no_order_has_more_first_tokens_in_time_than_the_shared_queue(
     jobs: list[tuple[float, float, float]],
 ) -> None:
-    assert len(_queue(jobs).scheduled(0.0)) == _most_in_time(jobs)
+    assert len(_scheduled(_queue(jobs), 0.0)) == _most_in_time(jobs)
 
 
 @settings(max_examples=25, deadline=None)
@@ -87,4 +93,4 @@ def test_no_subset_of_nine_in_time_is_larger_than_the_shared_queues(
                 fits = fits and clock_s <= arrival_s + slo_s + 1e-9
         if fits:
             most_met = max(most_met, chosen.bit_count())
-    assert len(_queue(jobs).scheduled(0.0)) == most_met
+    assert len(_scheduled(_queue(jobs), 0.0)) == most_met

@@ -18,11 +18,11 @@ AT_ONCE = [(0.0, 16, 10)] * 5
 def test_continuous_batch_admits_while_total_is_within_the_threshold():
     batch = OpenBatch(BY_SLO)
     sizes = []
-    while batch.takes(10, 10.0):
+    while not batch.closed_by(10, 10.0):
         batch.add(10, 10.0)
         sizes.append(batch.size)
     assert sizes == [1, 2, 3]  # the fourth would make it 96
-    assert OpenBatch(BY_SLO).takes(10, 1e6)  # alone, anybody may run
+    assert not OpenBatch(BY_SLO).closed_by(10, 1e6)  # alone, anybody may run
 
 
 def test_continuous_batch_runs_at_most_max_num_seqs(serve_each_way, requests):

@@ -9,17 +9,17 @@ import pytest
 
 from slo_bench.harness.load_generator.http.prompts import FREQUENT_WORDS
 from slo_bench.harness.servers.launch.random_model import (
-    ARCHITECTURES,
     make_model,
     model_fields,
     parameter_count,
     parse_parameters,
 )
+from slo_bench.predictors.families import random_types
 from slo_bench.workloads.errors import SloBenchError
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("like", ARCHITECTURES)
+@pytest.mark.parametrize("like", [*random_types("decoder"), *random_types("encoder")])
 @pytest.mark.parametrize("size", ["1m", "4m", "30m", "100m", "1.5b", "20b"])
 def test_random_model_has_about_the_asked_parameters(like: str, size: str) -> None:
     parameters = parse_parameters(size)
@@ -83,7 +83,7 @@ def test_tokenizer_of_a_random_model_has_frequent_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("like", [like for like in ARCHITECTURES if like != "bert"])
+@pytest.mark.parametrize("like", random_types("decoder"))
 def test_random_model_is_loaded_by_transformers_and_the_torch_engine(
     like: str, tmp_path: Path
 ) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.stationarity import batches_of
-from ...workloads.errors import SloBenchError
-from .level_samples import LevelSample
+from slo_bench.harness.results.stationarity import batches_of
+from slo_bench.tuner.capacity.level_samples import LevelSample
+from slo_bench.workloads.errors import SloBenchError
 
 Floats = NDArray[np.float64]
 
