@@ -17,7 +17,7 @@ catalogue, or a table with `bandwidth_gb_per_s` and `latency_us`. Each layer of 
 in flight (1: an eager loop over mapped layers, where one GPU computes at a time; by default as many
 as there are stages). It serves `ready_s` seconds after requests begin to come, if the search for it
 had to run tests on the devices themselves. Other fields, such as those for launchers, are left
-alone, but for `vllm.environment.CUDA_VISIBLE_DEVICES`, which numbers the devices of a started
+alone, but for `SERVER.environment.CUDA_VISIBLE_DEVICES`, which numbers the devices of a started
 server.
 """
 
@@ -142,10 +142,13 @@ def _read(path: Path, table: Any) -> DeviceMap:
 
 
 def _cuda_devices(table: Mapping[str, Any]) -> tuple[str, ...]:
-    for_server = table.get("vllm")
-    environment = for_server.get("environment") if isinstance(for_server, dict) else None
-    devices = environment.get("CUDA_VISIBLE_DEVICES") if isinstance(environment, dict) else None
-    return tuple(devices.split(",")) if isinstance(devices, str) and devices else ()
+    """Devices of the first server for which the file has an environment that names some."""
+    for part in table.values():
+        environment = part.get("environment") if isinstance(part, dict) else None
+        devices = environment.get("CUDA_VISIBLE_DEVICES") if isinstance(environment, dict) else None
+        if isinstance(devices, str) and devices:
+            return tuple(devices.split(","))
+    return ()
 
 
 def read_gpu(path: Path, where: str, entry: object) -> GpuSpec:

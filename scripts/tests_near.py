@@ -97,7 +97,7 @@ EXCEPTIONS = {
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
-    "harness/servers/sglang/cpu/": ("tests/harness/servers/sglang/test_sglang_recipe.py"),
+    "harness/servers/sglang/cpu/": ("tests/harness/servers/sglang/test_sglang_kind.py"),
     "harness/servers/mock/": "tests/harness/load_generator/test_http_mock.py",
     "harness/servers/sglang/plugin/": "tests/harness/servers/sglang/test_*.py",
     "harness/servers/vllm/plugin/": "tests/harness/servers/vllm/test_*.py",

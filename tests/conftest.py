@@ -21,8 +21,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from slo_bench.cli.main import main
-from slo_bench.harness.servers.launch.environments import RECIPES, Environment, environment
+from slo_bench.harness.servers.launch.environments import Environment, environment
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
+from slo_bench.harness.servers.server_kinds import server_kind
 from slo_bench.workloads.errors import SloBenchError
 
 # Threads of torch spin while they wait for each other: beside other work, tests would stand still.
@@ -136,7 +137,7 @@ def scripted_server() -> Generator[Callable[..., str]]:
         server.close()
 
 
-VLLM = RECIPES["vllm"].builds["cpu"]
+VLLM = server_kind("vllm").builds["cpu"]
 # Releases whose kernels no torch at hand fits, or that have no build for CPU: their schedulers run
 # without kernels, in the environment of another release.
 BORROWED_VLLM = {"0.33.0": VLLM.version, "0.31.0": VLLM.version, "0.19.1": VLLM.also_tested[-1]}

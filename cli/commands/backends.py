@@ -6,6 +6,7 @@ import json
 
 import typer
 
+from ...harness.servers.server_kinds import LAUNCHED
 from ..options.parameters import argument, epilog, flag, option
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     )
 )
 def install(
-    backend: str = argument("BACKEND", "Server: vllm or sglang."),
+    backend: str = argument("BACKEND", f"Server: {' or '.join(LAUNCHED)}."),
     cpu: bool = flag("Install the build for machines without a GPU.", "--cpu"),
     version: str | None = option(
         "V", "Server version. Default: the version that slo-bench is tested with."
@@ -40,14 +41,14 @@ def install(
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.environments import recipe
+    from ...harness.servers.server_kinds import server_kind
 
     def say(line: str) -> None:
         if verbose or not line.startswith(" "):
             typer.echo(line, err=True)
 
     environment = environments.install(
-        recipe(backend),
+        server_kind(backend, LAUNCHED),
         "cpu" if cpu else "cuda",
         version=version,
         packages=packages or (),
@@ -62,7 +63,7 @@ def list_backends(
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.environments import RECIPES
+    from ...harness.servers.server_kinds import server_kinds
 
     rows = [
         {"name": e.name, "state": "installed", "path": str(e.path)}
@@ -81,9 +82,9 @@ def list_backends(
         for e in environments.beside_us()
     ]
     there = {row["name"] for row in rows}
-    for recipe in RECIPES.values():
-        for device, build in recipe.builds.items():
-            name = f"{recipe.backend}-{build.version}-{device}"
+    for server, kind in server_kinds().items():
+        for device, build in kind.builds.items():
+            name = f"{server}-{build.version}-{device}"
             if name not in there:
                 rows.append({"name": name, "state": "can be installed", "path": ""})
     if as_json:
@@ -99,7 +100,7 @@ def list_backends(
     epilog=epilog(["slo-bench backends check vllm", "slo-bench backends check vllm==0.31.0"])
 )
 def check(
-    backend: str = argument("BACKEND", "Server: vllm, sglang, or vllm==V."),
+    backend: str = argument("BACKEND", f"Server: {', '.join(LAUNCHED)}, or vllm==V."),
     as_json: bool = flag("Print only JSON.", "--json"),
 ) -> None:
     """Check that the plugin fits a server: every function that it uses is there and takes the

@@ -253,6 +253,7 @@ def _gpu() -> Finding:
 
 def _servers() -> Finding:
     from ...harness.servers.launch.environments import beside_us, installed
+    from ...harness.servers.server_kinds import DEFAULT_SERVER
 
     servers = [
         *(e.name for e in installed()),
@@ -260,7 +261,7 @@ def _servers() -> Finding:
     ]
     if servers:
         return Finding("servers", "ok", ", ".join(servers))
-    mend = "slo-bench backends install vllm --cpu"
+    mend = f"slo-bench backends install {DEFAULT_SERVER} --cpu"
     return Finding("servers", "missing", "none; the simulator needs none", mend)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...harness.servers.server_kinds import LAUNCHED
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite, plain_fields
 from ..interrupts import interruptible
@@ -45,7 +46,8 @@ def observe(
         changed={
             "systems": {
                 "repeated": False,
-                "help": "System that the server runs. Default: vllm or sglang, as it says.",
+                "help": "System that the server runs. "
+                f"Default: {' or '.join(LAUNCHED)}, as it says.",
             },
             "model": {
                 "help": "Model that it serves: a catalogue name, or a folder with a "
@@ -83,11 +85,12 @@ def observe(
     """
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import observed
+    from ...harness.servers.server_kinds import metrics_by_server
     from ...tuner.planning.headroom import headroom_of
     from ..options.experiment_options import experiment_of
 
     labels = _labels(only or [])
-    source = MetricsSource(url, labels, _headers(api_key_env))
+    source = MetricsSource(url, labels, metrics_by_server(), _headers(api_key_env))
     duration_s = duration or (_PAST_S if source.is_prometheus else _LIVE_S)
     interval_s = interval or (_PAST_EVERY_S if source.is_prometheus else _LIVE_EVERY_S)
     if duration_s < _LEAST_READINGS * interval_s:
@@ -207,13 +210,18 @@ def _written(
 
 def _sets(server: ObservedServer, experiment_options: Given) -> tuple[str, ...]:
     """The batch's limit where it was seen and not given, beside what was."""
-    from ...tuner.planning.headroom import BATCH
+    from ...harness.servers.server_kinds import limits_of
 
-    name = BATCH[server.last.engine]
+    name, _ = limits_of(server.last.engine).get("max_num_seqs", ("", ""))
     has_batch_limit = any(
         text.partition("=")[0].rpartition(".")[2] == name for text in experiment_options.sets
     )
-    if has_batch_limit or server.most_sequences is None or "systems" in experiment_options.settings:
+    if (
+        not name
+        or has_batch_limit
+        or server.most_sequences is None
+        or "systems" in experiment_options.settings
+    ):
         return experiment_options.sets
     return (*experiment_options.sets, f"{name}={server.most_sequences}")
 

@@ -81,6 +81,7 @@ def plan(
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
     from ...harness.load_generator.machine import cores
+    from ...harness.policies.systems import DEFAULT_SYSTEM
     from ...tuner.planning.fleet import plan_fleet, read_fleet
     from ...tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
     from ...tuner.planning.prices import default_prices, read_prices
@@ -94,7 +95,7 @@ def plan(
         raise SloBenchError("give --rate R or --fleet FILE, one of them")
     if fleet is not None and html is not None:
         raise SloBenchError("--html compares plans for one --rate; leave it out with --fleet")
-    experiment_options.settings.setdefault("systems", ("vllm",))
+    experiment_options.settings.setdefault("systems", (DEFAULT_SYSTEM,))
     experiment = experiment_of(experiment_options)
     target_load = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
     price_list = default_prices() if prices is None else read_prices(prices)

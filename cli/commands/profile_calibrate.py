@@ -48,6 +48,7 @@ def profile_calibrate(
 
     Judge the result by another run: `slo-bench validate OTHER --profile OUT`.
     """
+    from ...harness.policies.systems import DEFAULT_SYSTEM
     from ...harness.results.engine_logs import EngineSettings, measured_logs
     from ...harness.validation.calibration.calibrate import calibrate
     from ...predictors.profiles.build_model import with_peer_link
@@ -65,7 +66,7 @@ def profile_calibrate(
             calibrated = calibrate(
                 logs,
                 base_profile,
-                engine or logs[0].engine.system or "vllm",
+                engine or logs[0].engine.system or DEFAULT_SYSTEM,
                 overrides=EngineSettings(**asdict(overrides)),
                 progress=shown,
             )

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from ...harness.servers.launch.backend_names import TORCH
+from ...harness.servers.server_kinds import LAUNCHED
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.parameters import BACKEND, GPU, MODEL, OUT, flag, option
 
 if TYPE_CHECKING:
     from ...predictors.profiles.profile_format import MeasuredLink, Profile
 
-BACKENDS = ("torch", "vllm", "sglang")
+BACKENDS = (TORCH, *LAUNCHED)
 NO_MODEL = (
     "--model is missing: a folder with config.json and safetensors, as `hf download NAME "
     "--local-dir DIR` makes it; `slo-bench model make DIR` makes a small one with random weights"
@@ -63,10 +65,10 @@ def profile_run(
     ),
     backend: str = option(
         "B",
-        "Engine to measure: torch (the built-in engine), or an installed server by its step log: "
-        "vllm, sglang; vllm==0.32.0 selects a version.",
+        f"Engine to measure: {TORCH} (the built-in engine), or an installed server by its step "
+        f"log: {', '.join(LAUNCHED)}; vllm==0.32.0 selects a version.",
         *BACKEND,
-        default="torch",
+        default=TORCH,
     ),
     max_seqs: int = option(
         "N", "Maximum number of decoding sequences in a batch.", default=64, min=1
@@ -92,10 +94,10 @@ def profile_run(
         raise UnknownNameError("backend to profile", backend, BACKENDS)
     if model is None:
         raise SloBenchError(NO_MODEL)
-    if dtype is not None and kind != "torch":
+    if dtype is not None and kind != TORCH:
         raise SloBenchError("--dtype goes with --backend torch only")
     options = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves, dtype)
-    if kind == "torch":
+    if kind == TORCH:
         with counted("measurements") as count:
             measurement = measure_profile(options, count)
     else:

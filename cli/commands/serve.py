@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from ...harness.servers.launch.backend_names import TORCH
+from ...harness.servers.server_kinds import DEFAULT_SERVER, LAUNCHED
 from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
@@ -63,7 +65,7 @@ def serve(
     system: str = argument(
         "SYSTEM",
         "System by name, or FILE.py[:CLASS] with your own. The system with the server's own name "
-        "(vllm, sglang) is the unpatched server.",
+        f"({', '.join(LAUNCHED)}) is the unpatched server.",
         complete=listed("systems"),
     ),
     server_options: Given = offer(only=_TAKEN, changed=_CHANGED),
@@ -82,10 +84,10 @@ def serve(
     ),
     backend: str = option(
         "B",
-        "Server: vllm, sglang or torch (the built-in PyTorch engine); vllm==0.32.0 selects a "
-        "version.",
+        f"Server: {', '.join(LAUNCHED)} or {TORCH} (the built-in PyTorch engine); vllm==0.32.0 "
+        "selects a version.",
         *BACKEND,
-        default="vllm",
+        default=DEFAULT_SERVER,
     ),
     parameter: list[str] | None = option(
         "NAME=VALUE", "Parameter of the system. May be repeated.", "--set"
@@ -148,7 +150,7 @@ def serve(
     blocks: dict[str, Any] = {
         name: settings.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
-    if backend == "torch":
+    if backend == TORCH:
         serve_torch(
             system,
             only_one(models, system),

@@ -119,7 +119,7 @@ def say_whether_it_looks(system: System) -> None:
 
 
 def before(
-    stack: contextlib.ExitStack, predictor: str | None, field: str
+    stack: contextlib.ExitStack, predictor: str | None, field: str | None
 ) -> Callable[[GatewayTarget], GatewayTarget]:
     """Return a function that puts a length predictor before servers; the identity without a
     predictor.
@@ -127,7 +127,7 @@ def before(
     Raises:
         SloBenchError: it cannot be had.
     """
-    if predictor is None:
+    if predictor is None or field is None:
         return lambda plan: plan
     from ...harness.servers.gateway.foretold_lengths import LengthPredictionPlan, foretells
 
@@ -181,12 +181,12 @@ def serve_torch(
         SloBenchError: the model or the system cannot be served so.
     """
     need("torch", "--backend torch")
-    from ...harness.core.wire import VLLM_FIELD
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name
     from ...harness.servers.gateway import GatewayPlan
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.launch.random_model import TINY
+    from ...harness.servers.torch.torch_kind import TORCH_ENGINE
     from ...harness.servers.torch.torch_server import serving_model
 
     if model is None:
@@ -200,7 +200,7 @@ def serve_torch(
         else:
             if length_predictor is not None:
                 say_whether_it_looks(system_by_name(system))
-            add_predictor = before(stack, length_predictor, VLLM_FIELD)
+            add_predictor = before(stack, length_predictor, TORCH_ENGINE.values_field)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
             url = stack.enter_context(gateway(add_predictor(plan), port=port, say=say, **access))
         typer.echo(url)

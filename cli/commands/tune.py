@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import RUN, SIMULATOR, declared
+from ...harness.servers.server_kinds import LAUNCHED
 from ...tuner.search.settings import TuneSettings
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
@@ -48,7 +49,7 @@ _NOT_OF_A_SERVER = (
     *(
         path
         for path, setting in declared(ExperimentSchema).items()
-        if setting.backends == SIMULATOR
+        if setting.setting.backends == SIMULATOR
     ),
     *("backend", "model", "gpu", "gpus", "device_map", "embedder", "embed_instances", "profile"),
     *("weight_dtype", "kv_dtype", "memory_share", "host_memory_gib", "host_s"),
@@ -148,7 +149,7 @@ def tune_system(
 @with_options
 def tune_server(
     *,
-    backend: str = option("vllm|sglang", "Server to start.", *BACKEND, default=...),
+    backend: str = option("|".join(LAUNCHED), "Server to start.", *BACKEND, default=...),
     model: str = option(
         "PATH", "Model: a folder, or a name on the Hugging Face hub.", *MODEL, default=...
     ),
@@ -166,8 +167,8 @@ def tune_server(
     """
     from ..output.tune_output import tuned
 
-    if backend not in ("vllm", "sglang"):
-        raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")
+    if backend not in LAUNCHED:
+        raise SloBenchError(f"--backend must be {' or '.join(LAUNCHED)} but is {backend!r}")
     experiment_options.settings.update(backend=backend, model=model)
     experiment, settings = experiment_and_tuning(experiment_options, tuning, backend)
     tuned(experiment, settings, study_options, no_report=no_report)

@@ -86,6 +86,7 @@ def validate(
             raise SloBenchError("with no --profile FILE only --cell and --json can be given")
         _of_run(log, cell, output.as_json)
         return
+    from ...harness.policies.systems import DEFAULT_SYSTEM
     from ...harness.results.engine_logs import EngineSettings, read_log
     from ...harness.validation.replay.log_replay import validate as replay
     from ...predictors.profiles.build_model import with_peer_link
@@ -96,7 +97,7 @@ def validate(
     validation = replay(
         engine_log,
         with_peer_link(read_profile(profile), peer_link),
-        engine or engine_log.engine.system or "vllm",
+        engine or engine_log.engine.system or DEFAULT_SYSTEM,
         overrides=EngineSettings(**vars(overrides)),
         host_s=(host_ms or 0.0) / 1e3,
     )

@@ -17,7 +17,8 @@ from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
 from ...harness.results.read_run import REASON_COLUMN
 from ...harness.results.run_folder import has_no_result
-from ...harness.servers.launch.backend_names import SIMULATED
+from ...harness.servers.launch.backend_names import SIMULATED, TORCH
+from ...harness.servers.server_kinds import LAUNCHED
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
@@ -31,7 +32,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
     out, cluster = execution.out, execution.cluster
     folder = new_folder(experiment.name) if out is None else out
-    if experiment.backend == "torch":
+    if experiment.backend == TORCH:
         from ...harness.experiments.backends.torch_engine import TorchBackend
 
         threads = TorchBackend(server=experiment.server).threads
@@ -157,7 +158,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     if experiment.backend == SIMULATED:
         raise SloBenchError(
             "--validate compares a real server with its simulation; choose one with --backend "
-            "vllm or sglang"
+            f"{' or '.join(LAUNCHED)}"
         )
     if experiment.records == "none":
         raise SloBenchError("--validate needs per-request records; leave --records none out")
@@ -166,7 +167,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
             raise SloBenchError(
                 "--validate needs step times, and a server given by --base-url has no step "
                 "log. Give step times with --profile FILE, or let slo-bench start the server "
-                "(--backend vllm or sglang)"
+                f"(--backend {' or '.join(LAUNCHED)})"
             )
         more: dict[str, object] = {}
     else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ...harness.load_generator.metrics_source import MetricsSource
 from ...harness.load_generator.observed import Window
 from ...harness.load_generator.server_metrics import MetricsSnapshot
+from ...harness.servers.server_kinds import metrics_by_server
 from ...reports.figures.figure import percent_text, rate_text, seconds_text
 from ...workloads.errors import SloBenchError
 from .progress import DESCRIPTION, LINE_EVERY_S, display
@@ -67,7 +68,7 @@ class ServingStatus:
     def _read(self, url: str, now_s: float) -> MetricsSnapshot | None:
         try:
             if url not in self._sources:
-                self._sources[url] = MetricsSource(url, {}, limit_s=_LIMIT_S)
+                self._sources[url] = MetricsSource(url, {}, metrics_by_server(), limit_s=_LIMIT_S)
             source = self._sources[url]
             return None if source.is_prometheus else source.read(now_s)
         except SloBenchError:  # it starts, has ended, or has no metrics

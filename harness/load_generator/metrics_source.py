@@ -11,11 +11,10 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import number, parse_json
 from .http.endpoint import Endpoint
 from .http.single_request import NoAnswerError, get
-from .server_metrics import MetricsSnapshot, read_text, samples, snapshot
+from .server_metrics import MetricsByServer, MetricsSnapshot, names_in, read_text, snapshot
 
 _MOST_BYTES = 64 << 20
 _MOST_POINTS = 2000
-_SERIES = '{__name__=~"(vllm|sglang):.+"}'
 
 
 class MetricsSource:
@@ -24,6 +23,7 @@ class MetricsSource:
     Args:
         url: address of the server, or of a Prometheus server.
         only: labels that samples must have.
+        by_server: names of the servers' metrics.
         headers: lines that end with CRLF, sent as well.
         limit_s: time for an answer.
 
@@ -32,14 +32,20 @@ class MetricsSource:
     """
 
     def __init__(
-        self, url: str, only: Mapping[str, str], headers: bytes = b"", limit_s: float = 10.0
+        self,
+        url: str,
+        only: Mapping[str, str],
+        by_server: MetricsByServer,
+        headers: bytes = b"",
+        limit_s: float = 10.0,
     ) -> None:
         self._limit_s = limit_s
         self._endpoint = Endpoint.parse(url.rstrip("/").removesuffix("/metrics"))
         self._only = only
+        self._by_server = by_server
         self._headers = headers
         text = self._get("/metrics", needed=False)
-        self.is_prometheus = text is None or not samples(text)
+        self.is_prometheus = text is None or names_in(text, by_server) is None
         if not self.is_prometheus:
             return
         now = self._prometheus("/api/v1/query?query=time()", needed=False)
@@ -58,7 +64,7 @@ class MetricsSource:
         Raises:
             SloBenchError: it does not answer, or its answer cannot be read.
         """
-        metrics = read_text(self._get("/metrics") or "", time_s, self._only)
+        metrics = read_text(self._get("/metrics") or "", time_s, self._only, self._by_server)
         if metrics is None:
             raise self._none()
         return metrics
@@ -74,7 +80,9 @@ class MetricsSource:
                 f"{duration_s / interval_s:,.0f} points are more than {_MOST_POINTS:,}; take a "
                 "longer --interval"
             )
-        query = f"query={quote(_SERIES)}&start={self._now_s - duration_s}&end={self._now_s}"
+        prefixes = "|".join(names.prefix for names in self._by_server.values())
+        series_of_servers = quote(f'{{__name__=~"({prefixes}).+"}}')
+        query = f"query={series_of_servers}&start={self._now_s - duration_s}&end={self._now_s}"
         response = self._prometheus(f"/api/v1/query_range?{query}&step={interval_s}")
         samples_by_time: dict[float, list[tuple[str, Mapping[str, str], float]]] = {}
         try:
@@ -87,7 +95,10 @@ class MetricsSource:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
             raise SloBenchError(problem) from None
-        shots = [snapshot(samples_by_time[t], t, self._only) for t in sorted(samples_by_time)]
+        shots = [
+            snapshot(samples_by_time[t], t, self._only, self._by_server)
+            for t in sorted(samples_by_time)
+        ]
         snapshots = [shot for shot in shots if shot is not None]
         if not snapshots:
             raise self._none()

@@ -20,13 +20,7 @@ from ..core.cluster_policy import ClusterPolicy, ClusterView, Routed, RouteOutco
 from ..core.counters import Counters
 from ..core.instance import Links, NoDelay
 from ..core.state import Release, RequestState
-from .server_metrics import kv_size, labels_of, samples
-
-# Tokens computed, not found in a cache; without that metric all tokens are counted.
-_COMPUTED = 'source="local_compute"'
-_PROMPTS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
-_ANSWERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-_KV_SHARE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+from .server_metrics import MetricsByServer, kv_size, labels_of, names_in
 
 
 @dataclass
@@ -51,22 +45,26 @@ class ServerLoadMeter:
         self._fastest = fastest
         self._seen: tuple[float, float, float] | None = None  # when, prompt and answer tokens
 
-    def look(self, text: str, now_s: float) -> None:
+    def look(self, text: str, now_s: float, by_server: MetricsByServer) -> None:
         """Read the server's metrics in the Prometheus format, taken at `now_s`."""
+        names = names_in(text, by_server)
+        if names is None:
+            return
         sums: dict[str, float] = {}
+        # Without the metric of tokens that were not found in a cache all tokens are counted.
         computed: float | None = None
-        for name, labels, value in samples(text):
+        computed_name, computed_label = names.computed_tokens
+        for name, labels, value in names.samples(text):
             sums[name] = sums.get(name, 0.0) + float(value)
-            if name == "vllm:prompt_tokens_by_source_total" and _COMPUTED in labels:
+            if name == computed_name and computed_label in labels:
                 computed = (computed or 0.0) + float(value)
-            elif name == "vllm:cache_config_info":
+            elif name == names.kv_cache:
                 size = kv_size(labels_of(labels))
                 self.kv_tokens = size[0] if size else self.kv_tokens
-        if "sglang:max_total_num_tokens" in sums:
-            self.kv_tokens = int(sums["sglang:max_total_num_tokens"])
-        self.kv_cache_usage = _first(sums, _KV_SHARE)
-        prompts = _first(sums, _PROMPTS) if computed is None else computed
-        self._moved(now_s, prompts, _first(sums, _ANSWERS))
+        self.kv_tokens = int(names.first("kv_tokens", sums) or self.kv_tokens)
+        self.kv_cache_usage = names.first("kv_usage", sums) or 0.0
+        prompts = names.first("prompt_tokens", sums) if computed is None else computed
+        self._moved(now_s, prompts or 0.0, names.first("output_tokens", sums) or 0.0)
 
     def _moved(self, now_s: float, prompts: float, answers: float) -> None:
         previous, self._seen = self._seen, (now_s, prompts, answers)
@@ -80,10 +78,6 @@ class ServerLoadMeter:
         self.answer_tokens_per_s = answers / span_s
         speed = prompts / span_s + self.answer_tokens_per_s
         self._fastest.tokens_per_s = max(self._fastest.tokens_per_s, speed)
-
-
-def _first(sums: dict[str, float], names: tuple[str, ...]) -> float:
-    return next((sums[name] for name in names if name in sums), 0.0)
 
 
 class ServerInstance:

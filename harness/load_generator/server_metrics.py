@@ -1,45 +1,41 @@
-"""Metrics of vLLM and SGLang in Prometheus' text format.
-
-Names are those of vLLM 0.19 to 0.32 (`vllm/v1/metrics/loggers.py`) and SGLang 0.5
-(`sglang/srt/observability/metrics_collector.py`).
-"""
+"""Metrics of servers in Prometheus' text format, by the names that a server has for them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...workloads.errors import SloBenchError
 
-# `prometheus_client` reads every sample: 26 ms in place of 0.6 ms for 720 lines, which a gateway
-# would spend every second and server while it passes on tokens.
-_SAMPLE = re.compile(r"^((?:vllm|sglang):\w+)(?:\{(.*)\})?[ \t]+(\S+)", re.MULTILINE)
+Names = tuple[str, ...]
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-ENGINES = ("vllm", "sglang")
-
-# Of each figure the names that servers have for it, without the engine; the first that is there.
-GAUGES = {
+# Names that servers have for the same figure, without their prefix; the first that is there counts:
+# those of vLLM 0.19 to 0.32 (`vllm/v1/metrics/loggers.py`) and of SGLang 0.5
+# (`sglang/srt/observability/metrics_collector.py`).
+NAMES: Mapping[str, Names] = {
     "running": ("num_requests_running", "num_running_reqs"),
     "waiting": ("num_requests_waiting", "num_queue_reqs"),
-}
-KV_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage")
-COUNTERS = {
     "prompt_tokens": ("prompt_tokens_total",),
     "output_tokens": ("generation_tokens_total",),
-    "cached_tokens": ("prefix_cache_hits_total", "cached_tokens_total"),
+    # Tokens of prompts in the prefix cache; looked up again while a request waits for memory.
+    "cached_tokens": (
+        "prefix_cache_hits_total",
+        "gpu_prefix_cache_hits_total",
+        "cached_tokens_total",
+    ),
+    "looked_up_tokens": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
     "preemptions": ("num_preemptions_total", "num_retracted_requests_total"),
+    "kv_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage"),  # share
+    "kv_tokens": ("max_total_num_tokens",),  # that the KV cache holds
+    "page_size": ("page_size",),  # tokens of a KV block
+    "expired": ("nixl_num_kv_expired_reqs_total",),  # prompts whose KV nobody fetched in time
 }
-# Of the prefix cache, with the engine: tokens found, and looked up (again while a request waits for
-# memory). The first name that is there.
-CACHED_TOKENS = (
-    *(f"{engine}:{name}" for engine in ENGINES for name in COUNTERS["cached_tokens"]),
-    "vllm:gpu_prefix_cache_hits_total",
-)
-LOOKED_UP_TOKENS = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-HISTOGRAMS = {
+# The same of histograms: of seconds, and of tokens.
+HISTOGRAMS: Mapping[str, Names] = {
     "ttft": ("time_to_first_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
     "e2e": ("e2e_request_latency_seconds",),
@@ -50,9 +46,59 @@ HISTOGRAMS = {
 }
 
 
-def samples(text: str) -> list[tuple[str, str, str]]:
-    """The samples of vLLM and SGLang in Prometheus' text format: name, labels, value."""
-    return list(_SAMPLE.findall(text))
+@dataclass(frozen=True, kw_only=True)
+class MetricNames:
+    """Names of a server's metrics, without the `prefix` that all of them have and no metric of
+    another server has.
+
+    Attributes:
+        names: of each figure of `NAMES`.
+        histograms: likewise.
+        kv_cache: its labels tell `num_gpu_blocks`, `block_size` and `enable_prefix_caching`.
+        computed_tokens: prompt tokens that were not found in a cache, and a label that they have.
+        speculation: begin of the names of what speculation counts.
+    """
+
+    prefix: str
+    names: Mapping[str, Names] = field(default_factory=lambda: NAMES)
+    histograms: Mapping[str, Names] = field(default_factory=lambda: HISTOGRAMS)
+    kv_cache: str = "cache_config_info"
+    computed_tokens: Names = ("prompt_tokens_by_source_total", 'source="local_compute"')
+    speculation: str = "spec_decode_num_"
+
+    def first(self, figure: str, sums: Mapping[str, float]) -> float | None:
+        """A figure in sums of samples by name; None: it is not there."""
+        return next((sums[name] for name in self.names.get(figure, ()) if name in sums), None)
+
+    def samples(self, text: str) -> list[tuple[str, str, str]]:
+        """The server's samples in Prometheus' text format: name without the prefix, labels, value.
+
+        `prometheus_client` reads every sample: 26 ms in place of 0.6 ms for 720 lines, which a
+        gateway would spend every second and server while it passes on tokens.
+        """
+        return _sample(self.prefix).findall(text)
+
+    def totals(self, text: str) -> dict[str, float]:
+        """The samples by name, those with several labels added up."""
+        sums: dict[str, float] = {}
+        for name, _, value in self.samples(text):
+            with contextlib.suppress(ValueError):
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
+
+
+MetricsByServer = Mapping[str, MetricNames]
+
+
+@functools.cache
+def _sample(prefix: str) -> re.Pattern[str]:
+    return re.compile(rf"^{re.escape(prefix)}(\w+)(?:\{{(.*)\}})?[ \t]+(\S+)", re.MULTILINE)
+
+
+def names_in(text: str, by_server: MetricsByServer) -> MetricNames | None:
+    """The names of the server whose metrics these are; None: of none of these servers."""
+    matches = (names for names in by_server.values() if _sample(names.prefix).search(text))
+    return next(matches, None)
 
 
 def labels_of(text: str) -> dict[str, str]:
@@ -61,20 +107,11 @@ def labels_of(text: str) -> dict[str, str]:
 
 
 def kv_size(labels: Mapping[str, str]) -> tuple[int, int] | None:
-    """Tokens of the KV cache and of a block by vLLM's `cache_config_info`; None: unknown."""
+    """Tokens of the KV cache and of a block, by labels of `MetricNames.kv_cache`; None: unknown."""
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdecimal() and size.isdecimal()):
         return None
     return int(blocks) * int(size), int(size)
-
-
-def totals(text: str) -> dict[str, float]:
-    """The samples by name, those with several labels added up."""
-    sums: dict[str, float] = {}
-    for name, _, value in samples(text):
-        with contextlib.suppress(ValueError):
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
 
 
 @dataclass(frozen=True)
@@ -97,11 +134,10 @@ class MetricsSnapshot:
 
     Attributes:
         time_s: when they were read.
-        engine: of `ENGINES`.
+        engine: the server, as `MetricsByServer` names it.
         model: the name under which it is served.
-        figures: gauges and counters by the names of `GAUGES` and `COUNTERS`; what the server does
-            not tell is absent.
-        histograms: by the names of `HISTOGRAMS`.
+        figures: gauges and counters of `MetricNames`; what the server does not tell is absent.
+        histograms: likewise.
         kv_usage: share of the KV cache in use; None: unknown.
         kv_tokens: tokens that the KV cache holds; 0: unknown.
         block_size: tokens of a KV block; 0: unknown.
@@ -121,6 +157,7 @@ def snapshot(
     metric_samples: Iterable[tuple[str, Mapping[str, str], float]],
     time_s: float,
     only: Mapping[str, str],
+    by_server: MetricsByServer,
 ) -> MetricsSnapshot | None:
     """One server's snapshot of samples (name, labels, value); None: they have no metrics of one.
 
@@ -130,61 +167,63 @@ def snapshot(
         SloBenchError: the samples are of several servers or models.
     """
     chosen = [
-        (name, labels, value)
+        (engine, name.removeprefix(names.prefix), labels, value)
         for name, labels, value in metric_samples
-        if all(labels.get(label) == required for label, required in only.items())
+        for engine, names in by_server.items()
+        if name.startswith(names.prefix)
+        and all(labels.get(label) == required for label, required in only.items())
         and labels.get("tp_rank", "0") == labels.get("pp_rank", "0") == "0"  # each says the same
     ]
-    running = [(name, labels) for name, labels, _ in chosen if _bare(name) in GAUGES["running"]]
-    used = [labels for _, labels in running]
+    used = [
+        (engine, labels)
+        for engine, name, labels, _ in chosen
+        if name in by_server[engine].names["running"]
+    ]
     if not used:
         return None
     for label in ("instance", "job", "model_name"):
-        values = sorted({labels[label] for labels in used if label in labels})
+        values = sorted({labels[label] for _, labels in used if label in labels})
         if len(values) > 1:
             shown = ", ".join(values[:5])
             raise SloBenchError(
                 f"these are metrics of several servers; choose one with --only {label}=…: {shown}"
             )
+    engine = used[0][0]
+    names = by_server[engine]
     sums: dict[str, float] = {}
     shares: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
     kv_tokens = block_size = 0
-    for name, labels, value in chosen:
-        bare = _bare(name)
+    for _, name, labels, value in chosen:
         if "le" in labels:
-            bucket_counts = buckets.setdefault(bare.removesuffix("_bucket"), {})
-            bound = _number(labels["le"], f"bound of {name}")
+            bucket_counts = buckets.setdefault(name.removesuffix("_bucket"), {})
+            bound = _number(labels["le"], f"bound of {names.prefix}{name}")
             bucket_counts[bound] = bucket_counts.get(bound, 0.0) + value
-        elif bare in KV_USAGE:
-            shares.setdefault(bare, []).append(value)
-        elif bare == "cache_config_info":
+        elif name in names.names["kv_usage"]:
+            shares.setdefault(name, []).append(value)
+        elif name == names.kv_cache:
             kv_tokens, block_size = kv_size(labels) or (kv_tokens, block_size)
         else:
-            sums[bare] = sums.get(bare, 0.0) + value
-    if not kv_tokens and math.isfinite(sums.get("max_total_num_tokens", math.nan)):
-        kv_tokens = int(sums["max_total_num_tokens"])
-        block_size = int(sums.get("page_size", 1))
+            sums[name] = sums.get(name, 0.0) + value
     figures = {
-        name: sums[metric]
-        for name, names in (GAUGES | COUNTERS).items()
-        for metric in names
-        if metric in sums
+        figure: total for figure in names.names if (total := names.first(figure, sums)) is not None
     }
+    if not kv_tokens and math.isfinite(figures.get("kv_tokens", math.nan)):
+        kv_tokens, block_size = int(figures["kv_tokens"]), int(figures.get("page_size", 1))
     histograms = {}
-    for name, names in HISTOGRAMS.items():
-        for metric in names:
-            if f"{metric}_count" in sums and name not in histograms:
-                histograms[name] = HistogramCounts(
+    for histogram, metrics in names.histograms.items():
+        for metric in metrics:
+            if f"{metric}_count" in sums and histogram not in histograms:
+                histograms[histogram] = HistogramCounts(
                     sums.get(f"{metric}_sum", math.nan),
                     sums[f"{metric}_count"],
                     tuple(sorted(buckets.get(metric, {}).items())),
                 )
-    usage = next((shares[metric] for metric in KV_USAGE if metric in shares), None)
+    usage = next((shares[metric] for metric in names.names["kv_usage"] if metric in shares), None)
     return MetricsSnapshot(
         time_s=time_s,
-        engine=running[0][0].partition(":")[0],
-        model=next((labels["model_name"] for labels in used if "model_name" in labels), ""),
+        engine=engine,
+        model=next((labels["model_name"] for _, labels in used if "model_name" in labels), ""),
         figures=figures,
         histograms=histograms,
         kv_usage=sum(usage) / len(usage) if usage else None,
@@ -193,20 +232,22 @@ def snapshot(
     )
 
 
-def _bare(name: str) -> str:
-    return name.partition(":")[2]
-
-
-def read_text(text: str, time_s: float, only: Mapping[str, str]) -> MetricsSnapshot | None:
-    """One server's snapshot of Prometheus' text format; None: it has no metrics of vLLM or SGLang.
+def read_text(
+    text: str, time_s: float, only: Mapping[str, str], by_server: MetricsByServer
+) -> MetricsSnapshot | None:
+    """One server's snapshot of Prometheus' text format; None: it has none of these servers.
 
     Raises:
         SloBenchError: a value is no number, or the metrics are of several models.
     """
+    names = names_in(text, by_server)
+    if names is None:
+        return None
     metric_samples = []
-    for name, labels, value in samples(text):
+    for bare_name, labels, value in names.samples(text):
+        name = names.prefix + bare_name
         metric_samples.append((name, labels_of(labels), _number(value, f"value of {name}")))
-    return snapshot(metric_samples, time_s, only)
+    return snapshot(metric_samples, time_s, only, by_server)
 
 
 def _number(text: str, description: str) -> float:

@@ -15,7 +15,7 @@ from ...workloads.workload import Workload
 from .http.conversations import PROMPT_FIELDS
 from .http.http_options import HttpOptions, PromptFormat
 from .http.request_columns import RequestColumns
-from .server_metrics import CACHED_TOKENS, LOOKED_UP_TOKENS, totals
+from .server_metrics import MetricsByServer, names_in
 
 _ALIKE_WORDS = 4  # with which made-up texts begin alike by chance: they have few different words
 
@@ -28,18 +28,18 @@ class CacheCounters:
     looked_up_tokens: float | None = None
 
     @classmethod
-    def read(cls, pages: Iterable[str]) -> CacheCounters:
+    def read(cls, pages: Iterable[str], by_server: MetricsByServer) -> CacheCounters:
         """Read one page of metrics for each server."""
-        page_totals = [totals(page) for page in pages]
+        read_pages = [
+            (names, names.totals(page)) for page in pages if (names := names_in(page, by_server))
+        ]
 
-        def total(names: Iterable[str]) -> float | None:
-            counts = [
-                next((page[name] for name in names if name in page), None) for page in page_totals
-            ]
+        def total(counter: str) -> float | None:
+            counts = [names.first(counter, sums) for names, sums in read_pages]
             reported = [count for count in counts if count is not None]
             return sum(reported) if reported else None
 
-        return cls(total(CACHED_TOKENS), total(LOOKED_UP_TOKENS))
+        return cls(total("cached_tokens"), total("looked_up_tokens"))
 
     def since(self, before: CacheCounters) -> CacheCounters:
         """The growth of the counters; None where it is not known or a counter has begun anew."""

@@ -25,6 +25,7 @@ from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
+DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
 USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
 
@@ -34,7 +35,8 @@ class System:
 
     `cluster` decides across instances in place of the router, and which instances there are.
     `sharing` serves several models on shared GPUs; `policy` is then that of their engines.
-    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands.
+    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands;
+    by default that of the server of its name, else vLLM's.
     """
 
     name: str
@@ -44,7 +46,7 @@ class System:
     source: str = field(default="", compare=False)  # paper or project
     cluster: ClusterPolicy | None = None
     sharing: SharingPolicy | None = None
-    residuals_engine: str = "vllm"
+    residuals_engine: str = ""
 
     @property
     def description(self) -> str:
@@ -132,7 +134,6 @@ class _Stock:
     prefix_cache: bool = False
     cluster: str = ""
     sharing: bool = False
-    residuals_engine: str = "vllm"
 
     def system(self, name: str) -> System:
         if self.sharing:
@@ -212,7 +213,6 @@ _STOCK = {
         "Zheng et al., NeurIPS 2024",
         router="prefix-aware",
         prefix_cache=True,
-        residuals_engine="sglang",
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),

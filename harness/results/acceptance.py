@@ -15,19 +15,14 @@ from pathlib import Path
 
 from ...predictors.speculation import OFF, Speculation, parse_speculation
 from ...workloads.errors import FileFormatError
-from ..load_generator.server_metrics import samples
+from ..load_generator.server_metrics import names_in
+from ..servers.server_kinds import metrics_by_server
 from .run_folder import Row, Value, read_rows
 
 _DRAFTS, _PROPOSED, _ACCEPTED = "server_drafts", "server_draft_tokens", "server_accepted_tokens"
 _STEPS, _RATE = "server_sequence_steps", "acceptance_rate"
 _AT = "server_accepted_"  # followed by the position, from 1
-_COUNTER = "vllm:spec_decode_num_"
-_NAMES = {
-    f"{_COUNTER}drafts_total": _DRAFTS,
-    f"{_COUNTER}draft_tokens_total": _PROPOSED,
-    f"{_COUNTER}accepted_tokens_total": _ACCEPTED,
-}
-_OUTPUT, _FIRST = "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count"
+_COLUMNS = {"drafts": _DRAFTS, "draft_tokens": _PROPOSED, "accepted_tokens": _ACCEPTED}
 _POSITION = re.compile(r'position="(\d+)"')
 _LOGGED = re.compile(
     r"SpecDecoding metrics: .*?Drafted: (\d+) tokens, Per-position acceptance rate: ([\d., ]+),"
@@ -42,14 +37,19 @@ def speculation_counts(metrics: str) -> Counter[str]:
     accepted ones. Tokens accepted behind the end of an answer make it a little too small.
     """
     counts: Counter[str] = Counter()
-    for name, labels, value in samples(metrics):
+    names = names_in(metrics, metrics_by_server())
+    if names is None:
+        return counts
+    columns = {f"{names.speculation}{count}_total": column for count, column in _COLUMNS.items()}
+    output, ttft = names.names["output_tokens"][0], names.histograms["ttft"][0]
+    for name, labels, value in names.samples(metrics):
         position = _POSITION.search(labels)
-        if name in _NAMES:
-            counts[_NAMES[name]] += round(float(value))
-        elif name == f"{_COUNTER}accepted_tokens_per_pos_total" and position:
+        if name in columns:
+            counts[columns[name]] += round(float(value))
+        elif name == f"{names.speculation}accepted_tokens_per_pos_total" and position:
             counts[f"{_AT}{int(position[1]) + 1}"] += round(float(value))
-        elif name in (_OUTPUT, _FIRST):
-            counts[_STEPS] += round(float(value)) * (1 if name == _OUTPUT else -1)
+        elif name in (output, f"{ttft}_count"):
+            counts[_STEPS] += round(float(value)) * (1 if name == output else -1)
     if _DRAFTS not in counts:
         return Counter()
     counts[_STEPS] -= counts[_ACCEPTED]

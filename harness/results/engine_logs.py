@@ -57,7 +57,7 @@ class EngineSettings:
     async_scheduling: bool | None = None
     eager: bool | None = None
     version: str | None = None
-    server: str | None = None  # vllm, sglang
+    server: str | None = None
     system: str | None = None  # scheduling system
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None

@@ -52,8 +52,9 @@ def in_turn(monkeypatch, rows):
 
 def _read(row):
     from slo_bench.harness.load_generator.server_metrics import read_text
+    from slo_bench.harness.servers.server_kinds import metrics_by_server
 
-    return read_text(row[1], row[0], {})
+    return read_text(row[1], row[0], {}, metrics_by_server())
 
 
 def _clock():

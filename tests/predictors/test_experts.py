@@ -11,7 +11,7 @@ import pytest
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.server_args import parallel_args
+from slo_bench.harness.servers.server_kinds import server_kind
 from slo_bench.predictors.model_spec import Experts, SlidingWindow
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import SUSTAINED, kernels
@@ -366,14 +366,19 @@ def test_impossible_expert_parallelism_is_refused(name, settings, complaint):
 
 
 def test_parallel_args_of_expert_parallelism():
-    assert parallel_args("vllm", tp=4, ep=4) == [
+    assert server_kind("vllm").parallel_args(tp=4, ep=4) == [
         "--tensor-parallel-size",
         "4",
         "--enable-expert-parallel",
     ]
-    assert parallel_args("sglang", tp=4, pp=2, ep=2)[-4:] == ["--pp-size", "2", "--ep-size", "2"]
+    assert server_kind("sglang").parallel_args(tp=4, pp=2, ep=2)[-4:] == [
+        "--pp-size",
+        "2",
+        "--ep-size",
+        "2",
+    ]
     with pytest.raises(SloBenchError, match="ep must be 1 or 4, not 2"):
-        parallel_args("vllm", tp=4, ep=2)
+        server_kind("vllm").parallel_args(tp=4, ep=2)
 
 
 def test_data_parallel_ranks_divide_experts_and_copy_the_rest():
@@ -430,10 +435,10 @@ def test_batch_limits_hold_for_each_data_parallel_rank():
 
 
 def test_parallel_args_of_data_parallelism():
-    assert parallel_args("vllm", tp=2, ep=8, dp=4) == [
+    assert server_kind("vllm").parallel_args(tp=2, ep=8, dp=4) == [
         *("--tensor-parallel-size", "2", "--data-parallel-size", "4", "--enable-expert-parallel")
     ]
-    assert parallel_args("sglang", ep=8, dp=8) == [
+    assert server_kind("sglang").parallel_args(ep=8, dp=8) == [
         *("--tp-size", "8", "--dp-size", "8", "--enable-dp-attention", "--ep-size", "8")
     ]
 

@@ -11,7 +11,7 @@ from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.server_args import speculative_args
+from slo_bench.harness.servers.vllm.vllm_kind import speculative_args
 from slo_bench.predictors.specs import model
 from slo_bench.predictors.speculation import parse_speculation
 from slo_bench.workloads.errors import SloBenchError
@@ -91,7 +91,6 @@ def test_speculative_args_of_vllm(text, config):
 def test_eagle_on_a_server_needs_its_head():
     with pytest.raises(SloBenchError, match="eagle=FOLDER:4"):
         speculative_args(parse_speculation("eagle:4@0.5"))
-    assert speculative_args(None) == []
 
 
 def test_speculation_with_sglang_is_refused():

@@ -45,9 +45,9 @@ from slo_bench.harness.engine.torch.decoder import Decoder
 from slo_bench.harness.engine.torch.load_decoder import load_decoder
 from slo_bench.harness.engine.torch.sequence import Sequence as Tokens
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.environments import Environment, installed, recipe
+from slo_bench.harness.servers.launch.environments import Environment, installed
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
-from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.server_kind import Launch
 from slo_bench.workloads.request import Slo
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -171,7 +171,7 @@ def by_server(
     launch = Launch(model=str(path), port=0)
     environ = {
         **os.environ,
-        **recipe(server_environment.backend).environ(server_environment.device, launch),
+        **server_environment.kind.environ(server_environment.device, launch),
     }
     environ["DTYPE"] = dtype
     environ["EAGER"] = "1" if server.eager else ""

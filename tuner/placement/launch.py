@@ -1,9 +1,10 @@
-"""A placement as settings of accelerate, vLLM, SGLang and the simulator."""
+"""A placement as settings of accelerate, the servers and the simulator."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...harness.servers.server_kinds import server_kinds
 from ...predictors.device_map import DeviceMap
 from ...predictors.families import FAMILIES
 from ...predictors.placement import PipelineStage, even_layers
@@ -32,17 +33,17 @@ def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
 
 
 def server_settings(placed: Map) -> dict[str, dict[str, Any]]:
-    """Environment and options for vLLM and SGLang: a pipeline stage a device, in order."""
+    """Environment and options of each server: a pipeline stage a device, in order."""
     devices = ",".join(str(held.device) for held in placed)
-    layers = ",".join(str(held.layers) for held in placed)
-    size = str(len(placed))
-    settings: dict[str, dict[str, Any]] = {}
-    for name, option in (("vllm", "--pipeline-parallel-size"), ("sglang", "--pp-size")):
-        environment = {"CUDA_VISIBLE_DEVICES": devices}
-        if len(placed) > 1:
-            environment[f"{name.upper()}_PP_LAYER_PARTITION"] = layers
-        settings[name] = {"environment": environment, "arguments": [option, size]}
-    return settings
+    layers = [held.layers for held in placed]
+    return {
+        name: {
+            "environment": {"CUDA_VISIBLE_DEVICES": devices, **kind.stage_layers(layers)},
+            "arguments": [kind.stages_option, str(len(placed))],
+        }
+        for name, kind in server_kinds().items()
+        if kind.stages_option
+    }
 
 
 def device_map(
@@ -68,7 +69,7 @@ def device_map(
 def document(
     model: ModelSpec, topology: Topology, placed: Map, *, lanes: int | None, ready_s: float = 0.0
 ) -> dict[str, Any]:
-    """The file that `--out` writes: the device map, for accelerate, vLLM and SGLang, too."""
+    """The file that `--out` writes: the device map, for accelerate and the servers, too."""
     plain_map = device_map(model, topology, placed, lanes=lanes, ready_s=ready_s).plain()
     return {**plain_map, "accelerate": accelerate_map(model, placed), **server_settings(placed)}
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...harness.core.policy import Policy, overrides
 from ...harness.core.records.request_records import Outcome
 from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec
 from ...harness.experiments.execution.cells import (
@@ -28,6 +29,8 @@ from ...harness.experiments.experiment import Experiment
 from ...harness.load_generator.observed import ObservedServer
 from ...harness.policies.systems import system
 from ...harness.results.stationarity import horizon_s
+from ...harness.servers.launch.compatibility import refusal
+from ...harness.servers.server_kinds import SERVERS, limits_of
 from ...workloads.errors import SloBenchError
 from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.capacity_search import find_capacity
@@ -41,14 +44,7 @@ _BUDGET = 60_000
 _TOLERANCE = 0.05
 _WORTH = 1.02  # a smaller gain is within the search's own tolerance
 _UNLIKE = math.log(2)  # latencies of the observed load that are off by more
-BATCH = {"vllm": "max_num_seqs", "sglang": "max_running_requests"}
-_TOKENS = {"vllm": "max_num_batched_tokens", "sglang": "chunked_prefill_tokens"}
-_OPTIONS = {
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_running_requests": "--max-running-requests",
-    "chunked_prefill_tokens": "--chunked-prefill-size",
-}
+_INSTEAD = "edf"  # tried in place of first come, first served
 _NOT_FOUND = (
     "the search found no rate at which attainment crosses the target; the band is that of short "
     "runs on fixed seeds, and may end where they did not look further"
@@ -200,7 +196,7 @@ def _next(changes: list[Change], least_headroom: float) -> Change | None:
 def _notes(server: ObservedServer, spec: CellSpec, compared: Mapping[str, float]) -> Iterator[str]:
     yield from server.notes
     if server.most_sequences is None:
-        parameter = BATCH.get(spec.system)
+        parameter, _ = limits_of(spec.system).get("max_num_seqs", (None, None))
         if parameter is not None and parameter not in spec.parameters:
             yield (
                 f"the batch's limit was not seen, as no request waited: it is taken to be the "
@@ -276,29 +272,32 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
     """Changes to try; each is one setting away from the server of today."""
     stock = system(spec.system)
     values = stock.with_parameters(**spec.parameters).parameters()
-    for name in (BATCH.get(spec.system), _TOKENS.get(spec.system)):
-        if name is None:
+    limits = limits_of(spec.system)
+    for limit in ("max_num_seqs", "max_num_batched_tokens"):
+        if limit not in limits:
             continue
+        name, option = limits[limit]
         for value in (values[name] // 2, values[name] * 2):
             changed = {**spec.parameters, name: value}
             try:
                 stock.with_parameters(**changed)
             except SloBenchError:  # beyond what it may be
                 continue
-            larger = name in BATCH.values() and value > values[name]
+            larger = limit == "max_num_seqs" and value > values[name]
             unseen = larger and value > server.peak("running")
             description = f"{name} {value} (today {values[name]})"
-            option = f"{_OPTIONS[name]} {value}"
             yield (
                 dataclasses.replace(spec, parameters=changed),
-                Change(description, option, unseen=unseen),
+                Change(description, f"{option} {value}", unseen=unseen),
             )
-    if spec.system == "vllm":
+    in_order = isinstance(stock.policy, Policy) and not overrides(stock.policy, "queue_key")
+    if in_order and spec.system in SERVERS and refusal(system(_INSTEAD), spec.system) is None:
+        parameters = _known(_INSTEAD, spec.parameters)
         yield (
-            dataclasses.replace(spec, system="edf", parameters=_known("edf", spec.parameters)),
+            dataclasses.replace(spec, system=_INSTEAD, parameters=parameters),
             Change(
-                "earliest deadline first (edf) in place of first come, first served",
-                "slo-bench serve edf --backend vllm",
+                f"earliest deadline first ({_INSTEAD}) in place of first come, first served",
+                f"slo-bench serve {_INSTEAD} --backend {spec.system}",
             ),
         )
     more = spec.instances + 1

@@ -9,8 +9,8 @@ from pathlib import Path
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
 from ...harness.servers.launch.compatibility import refusal
-from ...harness.servers.launch.serve_settings import OWN_OPTIONS
-from ...harness.servers.launch.server_args import parallel_args
+from ...harness.servers.launch.server_kind import ServerKind
+from ...harness.servers.server_kinds import server_kinds
 from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
@@ -21,25 +21,6 @@ from .prices import PriceList
 GPUS_OF_A_HOST = 8
 _PORT = 8000
 
-# Words of a stock server: program, model, tensor and pipeline parallel degree.
-_STOCK = {
-    "vllm": 'vllm serve "$MODEL"',
-    "sglang": 'python -m sglang.launch_server --model-path "$MODEL"',
-}
-
-# Formats other than that of a 16-bit checkpoint, where an option of the server makes them.
-_WEIGHT_OPTIONS = {
-    ("vllm", "fp32"): ["--dtype", "float32"],
-    ("vllm", "fp8"): ["--quantization", "fp8"],
-    ("vllm", "int8"): ["--quantization", "int8_per_channel_weight_only"],
-    ("sglang", "fp32"): ["--dtype", "float32"],
-    ("sglang", "fp8"): ["--quantization", "fp8"],
-}
-_KV_OPTIONS = {
-    ("vllm", "fp8"): ["--kv-cache-dtype", "fp8"],
-    ("sglang", "fp8"): ["--kv-cache-dtype", "fp8_e4m3"],
-}
-_MEMORY_OPTIONS = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
 _SIXTEEN_BIT = ("bf16", "fp16")
 
 _SCRIPT = """\
@@ -98,10 +79,10 @@ def launch_script(
 ) -> str | None:
     """Shell script that starts the servers of a plan; None if no real server runs its system."""
     system = system_by_name(plan.offer.system)
-    backend = next((server for server in _STOCK if refusal(system, server) is None), None)
-    if system.name in _STOCK:
-        backend = system.name
-    if backend is None:
+    kinds = {name: kind for name, kind in server_kinds().items() if kind.command}
+    able = (kind for name, kind in kinds.items() if refusal(system, name) is None)
+    kind = kinds.get(system.name) or next(able, None)
+    if kind is None:
         return None
     origin = model(requested.model[0]).origin.partition(" ")[0]
     fields = {
@@ -113,24 +94,24 @@ def launch_script(
         "model": shlex.quote(origin if "/" in origin else requested.model[0]),
     }
     published = model(requested.model[0]).checkpoint_dtype
-    deployment, fields["weights"] = _deployment(plan.offer, backend, published)
+    deployment, fields["weights"] = _deployment(plan.offer, kind, published)
     ep = plan.offer.deployment.get("ep", requested.ep[0])
     try:
-        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep), plan.offer.dp)
+        spread = [*kind.parallel_args(plan.offer.tp, plan.offer.pp, int(ep), plan.offer.dp)]
         spread += deployment
     except SloBenchError:  # it does not share experts out like that
         return None
     if system.cluster is not None:
-        words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
+        words = ["slo-bench serve", system.name, "--backend", kind.name, '--model "$MODEL"']
         words += _parameters(plan.parameters)
         words += [f"--server-arg={word}" for word in spread]
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
-    if system.name == backend:
-        words = [_STOCK[backend], '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
-        options = OWN_OPTIONS[backend]
+    if system.name == kind.name:
+        words = [kind.command, '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
+        options = kind.own_options
         words += [f"{options[k]} {v}" for k, v in plan.parameters.items() if k in options]
     else:
-        words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
+        words = ["slo-bench serve", system.name, "--backend", kind.name, '--model "$MODEL"']
         words += [f"--port $(({_PORT} + k))", *_parameters(plan.parameters)]
         words += [f"--server-arg={word}" for word in spread]
     per_host = max(1, GPUS_OF_A_HOST // plan.offer.gpus)
@@ -144,16 +125,16 @@ def launch_script(
     )
 
 
-def _deployment(offer: Offer, backend: str, published: str) -> tuple[list[str], str]:
+def _deployment(offer: Offer, kind: ServerKind, published: str) -> tuple[list[str], str]:
     """Options for memory and formats of weights and KV cache, and a comment on what has none."""
-    words = [_MEMORY_OPTIONS[backend], f"{offer.memory_share:g}"]
+    words = [kind.memory_option, f"{offer.memory_share:g}"] if kind.memory_option else []
     comment = ""
     if offer.weight_dtype not in (published, *_SIXTEEN_BIT):
-        option = _WEIGHT_OPTIONS.get((backend, offer.weight_dtype))
+        option = kind.weight_options.get(offer.weight_dtype)
         if option is None:
             comment = f"\n# MODEL must be a checkpoint with {offer.weight_dtype} weights."
-        words += option or []
-    words += _KV_OPTIONS.get((backend, offer.kv_dtype), [])
+        words += option or ()
+    words += kind.kv_options.get(offer.kv_dtype, ())
     return words, comment
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.servers.launch.serve_settings import OWN_OPTIONS
-from ...harness.servers.launch.server_args import PARALLEL_SERVERS, parallel_args
+from ...harness.servers.server_kinds import LAUNCHED, SERVERS, server_kind
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
@@ -27,7 +26,6 @@ from .trial_leases import one_at_a_time
 
 FILE = "tune.json"
 ASKED_FILE = "tune.toml"
-_SERVERS = ("vllm", "sglang", "torch")
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,9 @@ def launch_commands(applied: Experiment, space: Space, path: Path) -> tuple[str,
     words = ["slo-bench", "serve", space.system, "--backend", backend, "--model", applied.model[0]]
     if backend == space.system:  # the server as it is, with options of its own
         parameters = {
-            name: value for name, value in parameters.items() if name in OWN_OPTIONS[backend]
+            name: value
+            for name, value in parameters.items()
+            if name in server_kind(backend).own_options
         }
     for name, value in parameters.items():
         words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
@@ -165,10 +165,10 @@ def launch_commands(applied: Experiment, space: Space, path: Path) -> tuple[str,
         if value not in (SETTINGS[name].default, (None,)):
             words += [SETTINGS[name].option, str(value[0])]
     args = list(applied.server.args)
-    if backend in PARALLEL_SERVERS:
+    if backend in LAUNCHED:
         try:
-            args += parallel_args(
-                backend, applied.tp[0] or 1, applied.pp[0], applied.ep[0], applied.dp[0]
+            args += server_kind(backend).parallel_args(
+                applied.tp[0] or 1, applied.pp[0], applied.ep[0], applied.dp[0]
             )
         except SloBenchError:  # no server shares experts out like that
             return tuple(commands)
@@ -183,7 +183,7 @@ def _server_for(name: str) -> str | None:
 
     if isinstance(system(name).policy, StaticPolicy):
         return None
-    backends = (name,) if name in _SERVERS else _SERVERS
+    backends = (name,) if name in SERVERS else SERVERS
     return next((backend for backend in backends if refusal(system(name), backend) is None), None)
 
 

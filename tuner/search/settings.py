@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,7 @@ from ...harness.experiments.config.experiment_file import (
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
 from ...harness.results.metrics import objectives
 from ...harness.results.request_figures import Form
+from ...harness.servers.server_kinds import LaunchedName
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class TuneSettings(BaseModel):
         metavar="W",
         repeated=True,
     )
-    confirm_backend: Literal["vllm", "sglang"] | None = setting(
+    confirm_backend: LaunchedName | None = setting(
         PROVED,
         "Also measure the best configuration and the default on this real server.",
         option="--confirm",

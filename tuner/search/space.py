@@ -17,7 +17,7 @@ from ...harness.experiments.config.setting import declared
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import System, system
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.servers.launch.serve_settings import OWN_OPTIONS
+from ...harness.servers.server_kinds import LAUNCHED, server_kind
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse
 from .settings import Aim, TuneSettings
@@ -182,7 +182,7 @@ def space_of(experiment: Experiment, searched: Mapping[str, Asked], gpus: int | 
 
 def _searchable(stock: System, backend: str) -> dict[str, Bounds]:
     """The parameters; of a server as it is those that are options of its own."""
-    options = OWN_OPTIONS.get(backend, {}) if stock.name == backend else stock.bounds()
+    options = server_kind(backend).own_options if stock.name == backend else stock.bounds()
     return {name: bounds for name, bounds in stock.bounds().items() if name in options}
 
 
@@ -199,7 +199,7 @@ def _dimension(
     name: str, values: Asked, stock: System, bounds: Mapping[str, Bounds], experiment: Experiment
 ) -> Dimension:
     if name.startswith(SERVER):
-        if experiment.backend not in ("vllm", "sglang"):
+        if experiment.backend not in LAUNCHED:
             raise SloBenchError(
                 f"{name} is an option of a server; search it with `slo-bench tune server`"
             )

@@ -27,7 +27,7 @@ from optuna.study import Study
 from ...harness.experiments.execution.cell_specs import WorkloadSpec, source
 from ...harness.experiments.execution.workers import WorkerPool, together
 from ...harness.experiments.experiment import Experiment, backend_of, new_folder
-from ...harness.policies.systems import system
+from ...harness.policies.systems import DEFAULT_SYSTEM, system
 from ...harness.results.run_checkpoint import check_settings
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -293,7 +293,8 @@ def _gpus(experiment: Experiment) -> int:
     """
     if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
         return gpus_of(cell_of(experiment, "default"))
-    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "parameters": {}}
+    one_server = {"systems": (DEFAULT_SYSTEM,), "parameters": {}}
+    table = experiment.model_dump(exclude_unset=True) | one_server
     return gpus_of(cell_of(Experiment(**table), "default"))
 
 

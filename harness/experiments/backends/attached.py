@@ -33,7 +33,8 @@ from ...results.metrics import Hardware
 from ...results.read_run import FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
-from ..config.tables import ClientSchema
+from ...servers.server_kinds import metrics_by_server
+from ..config.tables import VLLM_JSON, ClientSchema
 from ..execution.cell_specs import CellSpec
 from .gpu_watch import GpuWatch, watching
 from .measuring import CellMeasurement, Deployment
@@ -133,7 +134,7 @@ class Attached(Deployment):
                 length_seed=spec.seed,
                 lengths_folder=folder / "lengths" / spec.cell,
             )
-        before = CacheCounters.read(self._metrics())
+        before = CacheCounters.read(self._metrics(), metrics_by_server())
         with watching(self._gpus()) as watch:
             http_result = measure(
                 workload,
@@ -145,7 +146,7 @@ class Attached(Deployment):
                 gone=self._gone,
             )
         self.failures.append(http_result.failed_as)
-        counters = CacheCounters.read(self._metrics()).since(before)
+        counters = CacheCounters.read(self._metrics(), metrics_by_server()).since(before)
         warm_share = warm_cache_share(workload, options, http_result.columns, counters)
         if len(http_result.clients) > 1 or self.senders is not None:
             _write_clients(folder / "clients" / f"{spec.cell}.csv", http_result.clients)
@@ -153,8 +154,8 @@ class Attached(Deployment):
             watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", http_result.start_s)
         if self.client.save_token_times:
             _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", http_result)
-        if "vllm" in self.client.export:
-            path = folder / "vllm" / f"{spec.cell}.json"
+        if VLLM_JSON in self.client.export:
+            path = folder / VLLM_JSON / f"{spec.cell}.json"
             write_vllm_json(path, workload, http_result, model=self.model, rate_rps=spec.rate_rps)
         return CellMeasurement(
             http_result.result,

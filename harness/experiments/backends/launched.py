@@ -1,4 +1,4 @@
-"""The vllm and sglang backends: servers that are started and stopped for a run.
+"""Backends of servers that are started and stopped for a run.
 
 servers/<system>[-N].log          output of each server
 servers/<system>[-N].steps.jsonl  its step log, if enabled or if a policy decides inside
@@ -31,7 +31,7 @@ from ...core.records.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.load_progress import Progress
 from ...load_generator.machine import core_share
-from ...load_generator.server_metrics import labels_of, samples, totals
+from ...load_generator.server_metrics import MetricNames, labels_of
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
 from ...results.engine_logs import meta_path
@@ -40,12 +40,13 @@ from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.compatibility import check_embedder
-from ...servers.launch.embedding_server import EmbeddingServer, embedding_server
 from ...servers.launch.environments import environment, home
 from ...servers.launch.serve_settings import Serve
-from ...servers.launch.server_args import kv_offload_args, parallel_args, speculative_args
+from ...servers.launch.server_kind import ServerKind
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ...servers.plugin.contract import EMBED_PASSES
+from ...servers.server_kinds import server_kind
+from ...servers.torch.embedding_server import EmbeddingServer, embedding_server
 from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cell_specs import CellSpec
 from ..execution.cells import workload_of
@@ -54,19 +55,14 @@ from .measuring import CellMeasurement, profiling_level
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
-_COUNTERS = {
-    "server_preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-}
-# Prompts with KV that a prefill instance freed before it was fetched: their answers are wrong.
-_EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+_COUNTERS = ("preemptions", "prompt_tokens", "output_tokens")
+_NO_METRICS = MetricNames(prefix="-")
 _PROFILING_REQUESTS = 200
 
 
 @dataclass(frozen=True)
 class LaunchedBackend:
-    """Starts vLLM or SGLang. A system with the server's own name is the server without the
+    """Starts servers of a kind. A system with the server's own name is the server without the
     plugin.
     """
 
@@ -167,15 +163,18 @@ class LaunchedBackend:
         place = spec.placement
         placed = None if place.device_map is None else read_device_map(place.device_map)
         pp = place.pp if placed is None else 1  # its stages are given with it
+        kind = server_kind(self.name)
         args = [
             *self.server.args,
-            *parallel_args(self.name, tp=place.tp, pp=pp, ep=place.ep, dp=place.dp),
+            *kind.parallel_args(tp=place.tp, pp=pp, ep=place.ep, dp=place.dp),
         ]
-        args += speculative_args(parse_speculation(place.speculation or OFF))
-        args += kv_offload_args(self.name, place.kv_offload_gib, place.gpus)
-        if place.max_loras is not None:
-            args += ["--enable-lora", "--max-loras", str(place.max_loras)]
-            args += ["--max-lora-rank", str(place.lora_rank)]
+        # Where a kind has no words for a setting, `check_effects` refuses it.
+        if kind.speculative_args and (speculation := parse_speculation(place.speculation or OFF)):
+            args += kind.speculative_args(speculation)
+        if kind.kv_offload_args and place.kv_offload_gib:
+            args += kind.kv_offload_args(place.kv_offload_gib, place.gpus)
+        if kind.lora_args and place.max_loras is not None:
+            args += kind.lora_args(place.max_loras, place.lora_rank)
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
         return Serve(
@@ -234,8 +233,10 @@ class Launched(Attached):
             text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
         counted = growth(tallies, self._tallies())
+        names = environment(self.serve.backend).kind.metrics or _NO_METRICS
+        olds, news = ([names.totals(text) for text in side] for side in (before, after))
         grown = {
-            **_grown(before, after),
+            **_grown(names, olds, news),
             **speculation_figures(before, after),
             **plugin_figures(counted),
             **_cores(),
@@ -244,7 +245,7 @@ class Launched(Attached):
             measured.invalid_because,
             policy_problem(counted),
             swap_problem(counted),
-            _expired_problem(before, after),
+            _expired_problem(names, olds, news),
             None if self.embedder is None else self.embedder.problem(),
         )
         reasons = "; ".join(filter(None, problems))
@@ -272,8 +273,9 @@ class Launched(Attached):
     ) -> None:
         """Write the server's settings, which a simulation of the cell needs."""
         handshake = self.servers[0].handshake
+        kind = environment(self.serve.backend).kind
         meta: dict[str, object] = {
-            "server": environment(self.serve.backend).backend,
+            "server": kind.name,
             "model": self.model,
             "gpu": self.gpu,
             "system": spec.system,
@@ -281,13 +283,14 @@ class Launched(Attached):
             "instances": len(self.servers),
             "router": spec.router or "round-robin",
             "engine_kwargs": handshake.get("engine_kwargs")
-            or _command_line_settings(self.serve, spec),
-            "kv_cache": handshake.get("kv_cache") or _metrics_settings(metrics),
+            or _command_line_settings(kind, self.serve, spec),
+            "kv_cache": handshake.get("kv_cache")
+            or _metrics_settings(kind.metrics or _NO_METRICS, metrics),
         }
         if version := handshake.get("version"):
             meta["version"] = version
-            if meta["server"] == "vllm":
-                meta["vllm_version"] = version
+            if kind.version_field:
+                meta[kind.version_field] = version
         if self.step_logs:
             meta["steps"] = [
                 {"file": os.path.relpath(log, folder), "begin": begin, "end": _size(log)}
@@ -308,25 +311,18 @@ def _size(log: Path) -> int:
     return log.stat().st_size if log.is_file() else 0
 
 
-def _command_line_settings(serve: Serve, spec: CellSpec) -> dict[str, Value]:
+def _command_line_settings(kind: ServerKind, serve: Serve, spec: CellSpec) -> dict[str, Value]:
     """The engine's settings on the command line of a server without the plugin."""
     settings: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
     if serve.max_model_tokens is not None:
         settings["max_model_len"] = serve.max_model_tokens
-    names = {
-        "max_num_seqs": "max_num_seqs",
-        "max_num_batched_tokens": "max_num_batched_tokens",
-        "max_running_requests": "max_num_seqs",
-        "chunked_prefill_tokens": "max_num_batched_tokens",
-    }
+    names = {parameter: limit for limit, (parameter, _) in kind.limits.items()}
     return settings | {names[k]: v for k, v in serve.parameters.items() if k in names}
 
 
-def _metrics_settings(metrics: str) -> dict[str, Value]:
-    """The KV cache settings in vLLM's metrics."""
-    label_texts = (
-        labels for name, labels, _ in samples(metrics) if name == "vllm:cache_config_info"
-    )
+def _metrics_settings(names: MetricNames, metrics: str) -> dict[str, Value]:
+    """The KV cache settings in a server's metrics."""
+    label_texts = (labels for name, labels, _ in names.samples(metrics) if name == names.kv_cache)
     labels = labels_of(next(label_texts, ""))
     settings: dict[str, Value] = {
         name: int(labels[name])
@@ -337,25 +333,26 @@ def _metrics_settings(metrics: str) -> dict[str, Value]:
     return settings if caching is None else {**settings, "enable_prefix_caching": caching == "True"}
 
 
-def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
+Totals = Sequence[Mapping[str, float]]  # of the metrics of each server
+
+
+def _grown(names: MetricNames, olds: Totals, news: Totals) -> Mapping[str, Value]:
     """Growth of each server counter, summed over all servers; None where no server has it."""
-    olds = [totals(text) for text in before]
-    news = [totals(text) for text in after]
-    growths: dict[str, Value] = {}
-    for figure, names in _COUNTERS.items():
-        reported = [name for name in names if any(name in sums for sums in news)]
-        growths[figure] = None
-        if reported:
-            now, then = (sum(s.get(reported[0], 0.0) for s in side) for side in (news, olds))
-            growths[figure] = int(now - then)
-    return growths
+    return {f"server_{counter}": _growth(names, counter, olds, news) for counter in _COUNTERS}
 
 
-def _expired_problem(before: Sequence[str], after: Sequence[str]) -> str | None:
-    now, then = (sum(totals(text).get(_EXPIRED, 0.0) for text in side) for side in (after, before))
-    if now == then:
+def _growth(names: MetricNames, counter: str, olds: Totals, news: Totals) -> int | None:
+    if all(names.first(counter, sums) is None for sums in news):
         return None
-    return f"the KV of {now - then:.0f} prompts expired before a decode instance fetched it"
+    now, then = (sum(names.first(counter, sums) or 0.0 for sums in side) for side in (news, olds))
+    return int(now - then)
+
+
+def _expired_problem(names: MetricNames, olds: Totals, news: Totals) -> str | None:
+    """Prompts whose KV a prefill instance freed before it was fetched: their answers are wrong."""
+    if not (expired := _growth(names, "expired", olds, news)):
+        return None
+    return f"the KV of {expired} prompts expired before a decode instance fetched it"
 
 
 @contextlib.contextmanager

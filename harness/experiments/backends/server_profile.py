@@ -1,8 +1,8 @@
 """Profiles a real server: starts it, sends load at several rates, and fits its own step log.
 
-On vLLM it is then started again with few KV blocks, once with a policy that swaps its victims, once
-with one that recomputes them. The swaps that the workers time become the profile's table
-`transfers`; the steps that recompute judge the fit of the other steps.
+A server that swaps is then started again with few KV blocks, once with a policy that swaps its
+victims, once with one that recomputes them. The swaps that the workers time become the profile's
+table `transfers`; the steps that recompute judge the fit of the other steps.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ....workloads.errors import SloBenchError
 from ...engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ...results.engine_logs import meta_path, read_meta
 from ...results.step_log import StepLogContent, logged
+from ...servers.launch.server_kind import ServerKind
+from ...servers.server_kinds import server_kind
 from ..experiment import Experiment
 
 _RATES = (2.0, 8.0, 64.0)  # the last all at once: prompts beside many that decode
 _LONGEST_PROMPT, _LONGEST_ANSWER = 1024, 128
 _SECONDS_A_REQUEST = 3.0  # of the budget
 _LEAST, _MOST = 20, 120
-_PREEMPTING = ("vllm-swap", "vllm-v0")
 _LONGEST_GROWING, _LEAST_PREEMPTING = 512, 60  # tokens of prompt and of answer; requests
-_BLOCK_SIZE = 32  # the smallest that vLLM takes on a CPU and on a GPU
 _LONGEST_SEQUENCES = 4  # that the KV blocks of the second server hold
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -42,7 +42,7 @@ def measure_server(
     Args:
         options: those of the profile; the most sequences are ignored, the budget in seconds limits
             the requests.
-        backend: `vllm`, `sglang`, or one of several versions: `vllm==0.32.0`.
+        backend: a server, or one of its versions: `vllm==0.32.0`.
         folder: the run folder, new or empty; it keeps the logs.
         tell: called with (levels done, levels in total).
 
@@ -53,7 +53,8 @@ def measure_server(
     shape = model(options.model)
     settings = _settings(options, name, version or None, shape)
     first = len(_RATES)
-    levels = first + len(_PREEMPTING) * (name == "vllm")
+    preempting = server_kind(name).preempting_systems
+    levels = first + len(preempting)
     metas, logged_steps, device = _measured(
         settings, folder, lambda done, total: tell(done, levels)
     )
@@ -69,8 +70,8 @@ def measure_server(
     )
     profile = dataclasses.replace(profile, weight_dtype=kind, kv_dtype=kind)
     recomputation = None
-    if name == "vllm":
-        settings |= _preempting(settings, shape)
+    if preempting:
+        settings |= _preempting(settings, shape, server_kind(name))
         beside = folder.with_name(f"{folder.name}-preempting")
         _, preempted, _ = _measured(
             settings, beside, lambda done, total: tell(first + done, levels)
@@ -104,22 +105,23 @@ def _measured(
     return metas, StepLogContent.joined(logged(folder, meta) for meta in metas), device
 
 
-def _preempting(settings: dict[str, Any], shape: ModelSpec) -> dict[str, Any]:
+def _preempting(settings: dict[str, Any], shape: ModelSpec, kind: ServerKind) -> dict[str, Any]:
     """Changes with which requests are preempted: all arrive at once, and KV blocks are few."""
     longest = min(_LONGEST_GROWING, shape.context_tokens // 4)
-    blocks = -(-2 * longest // _BLOCK_SIZE) * _LONGEST_SEQUENCES
+    block_size = max(build.block_size_multiple for build in kind.builds.values())
+    blocks = -(-2 * longest // block_size) * _LONGEST_SEQUENCES
     return {
         "name": "profile-preempting",
-        "systems": _PREEMPTING,
+        "systems": kind.preempting_systems,
         "prompt_tokens": f"uniform({min(8, longest)},{longest})",
         "output_tokens": f"uniform({max(1, longest // 4)},{longest})",
         "rates": _RATES[-1:],
         "requests": max(_LEAST_PREEMPTING, settings["requests"]),
         "num_gpu_blocks": blocks,
         "num_cpu_blocks": blocks,
-        "block_size": _BLOCK_SIZE,
+        "block_size": block_size,
         # Blocks in the prefix cache would be neither copied nor computed again.
-        "server": {**settings["server"], "args": ("--no-enable-prefix-caching",)},
+        "server": {**settings["server"], "args": kind.no_prefix_cache_args},
     }
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ....predictors.dtypes import AUTO
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.trust import check as check_trust
+from ...servers.server_kinds import BackendName
 from .experiment_file import (
     TABLES,
     SettingError,
@@ -276,18 +277,18 @@ class ExperimentSchema(BaseModel):
         "times from operators; backend vllm: ngram:4, eagle=FOLDER:3. Default: none.",
         metavar="S",
         file="within",
-        backends=("simulated", "vllm"),
+        backends="speculative_args",
     )
     max_loras: Axis[Count | None] = setting(
         SERVES_MORE,
         "Slots for adapters (LoRA) on an instance: the models that requests name are adapters of "
         "--model, and a batch has at most N of them. Default: no adapters.",
         tunable=True,
-        backends=("simulated", "vllm"),
+        backends="lora_args",
         one_model=True,
     )
     lora_rank: Axis[Count] = setting(
-        SERVES_MORE, "Rank of every adapter.", (16,), backends=("simulated", "vllm")
+        SERVES_MORE, "Rank of every adapter.", (16,), backends="lora_args"
     )
     instances: Axis[Count | None] = setting(
         SERVES,
@@ -355,7 +356,7 @@ class ExperimentSchema(BaseModel):
         (0.0,),
         unit="GiB",
         tunable=True,
-        backends=("simulated", "vllm", "sglang"),
+        backends="kv_offload_args",
     )
     kv_disk_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
@@ -497,7 +498,7 @@ class ExperimentSchema(BaseModel):
     )
 
     # Execution.
-    backend: Literal["simulated", "openai", "vllm", "sglang", "torch"] = setting(
+    backend: BackendName = setting(
         RUN,
         "Backend: the simulator, a real server, or the built-in PyTorch engine (torch). "
         "Default: simulated; with --base-url openai.",

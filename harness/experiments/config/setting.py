@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 from pydantic import BaseModel, BeforeValidator, Field
 
 from ....workloads.errors import SloBenchError
+from ...servers import server_kinds
+from ...servers.launch.backend_names import ATTACHED, SIMULATED
 
 T = TypeVar("T")
 _EXTRA = "setting"
@@ -70,7 +72,8 @@ class Setting:
             matched row by row.
         tunable: `slo-bench tune` may search it.
         backends: those on which it has an effect; on others it is refused. By default as the panel
-            says; () is all.
+            says; () is all. A name of an attribute of `ServerKind` stands for the simulator and the
+            servers that have it.
         describes: of servers that run already it is only said, so that it has one value.
         one_model: it is refused where several models share the GPUs (`models`).
         part: what a cell has it in: `placement` (of one instance), `source` (of requests), or
@@ -91,18 +94,18 @@ class Setting:
     role: Role | None = None
     condition: bool | None = None
     tunable: bool = False
-    backends: tuple[str, ...] | None = None
+    backends: tuple[str, ...] | str | None = None
     describes: bool = False
     one_model: bool = False
     part: Part | None = None
 
 
-SIMULATOR = ("simulated",)
-STARTED = ("vllm", "sglang", "torch")
-NOT_ATTACHED = (*SIMULATOR, *STARTED)
+SIMULATOR = (SIMULATED,)
+NOT_ATTACHED = (*SIMULATOR, *server_kinds.SERVERS)
+REAL = (ATTACHED, *server_kinds.SERVERS)
 _BACKENDS = {
-    CLIENT: ("openai", *STARTED),
-    SERVERS: STARTED,
+    CLIENT: REAL,
+    SERVERS: server_kinds.SERVERS,
     SERVES_MORE: NOT_ATTACHED,
 }
 _ROLES: dict[str, Role] = {
@@ -183,8 +186,11 @@ class Declared:
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends on which it has an effect; () is all."""
-        if self.setting.backends is not None:
-            return self.setting.backends
+        backends = self.setting.backends
+        if isinstance(backends, str):
+            return (*SIMULATOR, *server_kinds.servers_with(backends))
+        if backends is not None:
+            return backends
         return _BACKENDS.get(self.setting.panel, ())
 
     def is_default(self, value: object) -> bool:
@@ -210,7 +216,7 @@ class Declared:
     def help(self) -> str:
         """Help text with the default, and the backend where it is the simulator alone."""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
-        text = self.setting.help + " Simulated backend only." * (self.backends == SIMULATOR)
+        text = self.setting.help + " Simulated backend only." * (self.setting.backends == SIMULATOR)
         if "Default:" in text or self.kind in (bool, dict):
             return text
         texts = [f"{v:g}" if isinstance(v, float) else str(v) for v in values if v is not None]

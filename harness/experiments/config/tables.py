@@ -7,14 +7,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .setting import CLIENT, SERVERS, Count, Positive, Several, number_list, setting
+from ...servers.launch.backend_names import ATTACHED
+from ...servers.server_kinds import LAUNCHED
+from .setting import CLIENT, REAL, SERVERS, Count, Positive, Several, number_list, setting
 
 if TYPE_CHECKING:
     from ...load_generator.http.http_options import HttpOptions
+
+VLLM_JSON: Final = "vllm"  # the format of `vllm bench serve`, which is no name of a server here
 
 
 class TuningRecord(BaseModel):
@@ -139,7 +143,7 @@ class ClientSchema(BaseModel):
         "Salt of generated prompts: the same command with the same salt sends the same prompts. "
         "Default: drawn for each run, so that no prompt is in a server's prefix cache.",
         metavar="TEXT",
-        backends=("openai", "vllm", "sglang"),
+        backends=(ATTACHED, *LAUNCHED),
     )
     time_limit_s: Positive | None = setting(
         CLIENT,
@@ -167,7 +171,7 @@ class ClientSchema(BaseModel):
         "one on each machine.",
     )
     save_token_times: bool = setting(CLIENT, "Save the time of every token.", False)
-    export: Several[Literal["vllm"]] = setting(
+    export: Several[Literal["vllm"]] = setting(  # VLLM_JSON
         CLIENT,
         "Also write each cell in the format of `vllm bench serve --save-result --save-detailed`.",
         (),
@@ -205,7 +209,7 @@ class ClientSchema(BaseModel):
         from ...load_generator.http.http_options import Api, HttpOptions, PromptFormat
 
         alike = {option.name for option in fields(HttpOptions)} & set(type(self).model_fields)
-        exported = "vllm" in self.export
+        exported = VLLM_JSON in self.export
         converted = {
             "api": Api(self.api),
             "prompt_format": PromptFormat(self.prompt_format),
@@ -230,7 +234,7 @@ def _has_none(value: object) -> bool:
 
 
 class ServerSchema(BaseModel):
-    """Settings of the backends `vllm`, `sglang` and `torch`. Frozen.
+    """Settings of servers that are started, the torch engine among them. Frozen.
 
     With `validated` every level is simulated afterwards, with step times fitted to the step log.
     """
@@ -278,7 +282,7 @@ class ServerSchema(BaseModel):
         "the spread.",
         1,
         role="run",
-        backends=("openai", "vllm", "sglang", "torch"),
+        backends=REAL,
     )
     kvcached: bool = setting(
         SERVERS,

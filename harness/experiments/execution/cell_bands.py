@@ -19,14 +19,16 @@ from ....predictors.bands import (
     regime_of,
     residuals,
 )
-from ....predictors.operators.assembly import chosen_engine
+from ....predictors.operators.assembly import DEFAULT_ENGINE, chosen_engine
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.records.judging import judge_times
 from ...core.records.request_records import Outcome, Result
+from ...policies.systems import System
 from ...results.rate_windows import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row
+from ...servers.server_kinds import SERVERS, server_kind
 from .cell_specs import CellSpec, configured
 
 Floats = NDArray[np.float64]
@@ -125,9 +127,16 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
         tpot_s=tpot_s,
         e2e_s=e2e_s,
     )
-    engine = (chosen_engine(place.profile) or served_by.residuals_engine).partition("-")[0]
+    engine = chosen_engine(place.profile) or _residuals_engine(served_by)
+    engine = engine.partition("-")[0]
     served = put.placement.model
     return Setting(engine, put.placement.gpu.name, served.name, kind, regime, model_kind(served))
+
+
+def _residuals_engine(served_by: System) -> str:
+    """Engine of `predictors.bands` whose prediction errors give the bands of a system."""
+    of_server = served_by.name in SERVERS and server_kind(served_by.name).residuals_engine
+    return served_by.residuals_engine or of_server or DEFAULT_ENGINE
 
 
 def attainments(joint: Spread, sample: RequestSample) -> Floats:

@@ -22,6 +22,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http.http_server import HttpRequest, Reply, refuse
 from ..http.prometheus import Sample
+from ..server_kinds import metrics_by_server
 from .health_checks import MECHANISMS, CheckedServers, CheckOptions
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
@@ -119,7 +120,8 @@ class ControlledServing(CheckedServers):
             async with asyncio.timeout(_LOOK_LIMIT_S):
                 await upstream.exchange(_METRICS, reply)
         if reply.status == 200:
-            instance.meter.look(reply.body.decode(errors="replace"), self._cluster.now_s)
+            text = reply.body.decode(errors="replace")
+            instance.meter.look(text, self._cluster.now_s, metrics_by_server())
 
     async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at the first server that is up."""

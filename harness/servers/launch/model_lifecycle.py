@@ -16,7 +16,8 @@ from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
-from .serve_settings import OWN_OPTIONS, Serve
+from .serve_settings import Serve
+from .server_kind import ServerKind
 from .server_process import ServerError, ServerProcess
 
 _SLEEP_LIMIT_S = 120.0
@@ -59,8 +60,8 @@ def served_names(models: Sequence[str]) -> list[str]:
 class ServerLifecycle:
     """Implements `gateway.models.ModelLifecycle` with servers that are started here.
 
-    With `sleeps` an evicted server sleeps (vLLM's level 1: weights in host memory, no KV) and is
-    woken up for the next request to its model. Otherwise it is stopped, and started again.
+    With a `sleeper` an evicted server sleeps as its kind does, and is woken up for the next request
+    to its model. Otherwise it is stopped, and started again.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class ServerLifecycle:
         serves: Mapping[str, Serve],
         log: Path,
         *,
-        sleeps: bool = False,
+        sleeper: ServerKind | None = None,
         say: Say = lambda line: None,
     ) -> None:
+        sleeps = sleeper is not None
         self._serves = {name: replace(serve, sleeps=sleeps) for name, serve in serves.items()}
         self._log = log
-        self._sleeps = sleeps
+        self._sleeper = sleeper
         self._say = say
         self._up: dict[str, ServerProcess] = {}
         self._stacks: dict[str, contextlib.ExitStack] = {}
@@ -88,8 +90,8 @@ class ServerLifecycle:
     def activate(self, model: str) -> Endpoint:
         """Wake up or start the server of a model; returns its address."""
         server = self._up.get(model)
-        if server is not None and server.running:
-            _post(f"{server.url}/wake_up")
+        if self._sleeper and server is not None and server.running:
+            _post(server.url + self._sleeper.wake_path)
             return Endpoint.parse(server.url)
         self._stop(model)
         stack = contextlib.ExitStack()
@@ -105,8 +107,8 @@ class ServerLifecycle:
     def evict(self, model: str) -> None:
         """Put the server of a model to sleep, or stop it."""
         server = self._up.get(model)
-        if self._sleeps and server is not None and server.running:
-            _post(f"{server.url}/sleep?level=1")
+        if self._sleeper and server is not None and server.running:
+            _post(server.url + self._sleeper.sleep_path)
         else:
             self._stop(model)
 
@@ -142,20 +144,20 @@ def stage_of(
         SloBenchError: one could not be started: no such server, or an option that it has not.
     """
     installation = environment(common.backend)
-    # Of each server the token budget of an iteration, then the largest batch.
-    limits = (policy.max_num_batched_tokens, policy.max_num_seqs)
-    parameters = dict(zip(OWN_OPTIONS[installation.backend], limits, strict=True))
+    kind = installation.kind
+    parameters = {
+        parameter: getattr(policy, limit) for limit, (parameter, _) in kind.limits.items()
+    }
     serves = {
         name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
         for name, model in zip(served_names(models), models, strict=True)
     }
     for serve in serves.values():
         serve.check()
-    can_sleep = installation.backend == "vllm" and installation.device == "cuda"
-    sleeps = can_sleep and policy.keeps_engines
+    sleeps = installation.device in kind.sleeping_devices and policy.keeps_engines
     how = "sleep and are woken up" if sleeps else "are stopped and started"
     say(f"{len(serves)} models, which {how}")
-    return ServerLifecycle(serves, log, sleeps=sleeps, say=say)
+    return ServerLifecycle(serves, log, sleeper=kind if sleeps else None, say=say)
 
 
 def _post(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import tempfile
@@ -15,32 +16,19 @@ from ....predictors.device_map import DeviceMap
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, OnServers
 from ...core.policy import AnyPolicy, Policy, overrides
-from ...core.wire import SGLANG_FIELD, VLLM_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running_gateway import GatewayPlan
 from ..gateway.split import KvTransferMode
-from ..vllm.nixl_handshake import nixl_handshake
+from ..server_kinds import LAUNCHED
 from .compatibility import check
-from .environments import RECIPES, Environment, environment, recipe, server_of
+from .environments import Environment, environment, server_of
 from .gpus import gpus_each, shares, visible_gpus
-from .recipe import KvTransfer, Launch, ServerSettings
-from .server_args import parallel_args
+from .server_kind import KvTransfer, Launch, ServerKind, ServerSettings
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
 NUM_CPU_BLOCKS = 1024  # for swapping, where nothing is said
-OWN_OPTIONS = {
-    "vllm": {
-        "max_num_batched_tokens": "--max-num-batched-tokens",
-        "max_num_seqs": "--max-num-seqs",
-    },
-    "sglang": {
-        "chunked_prefill_tokens": "--chunked-prefill-size",
-        "max_running_requests": "--max-running-requests",
-    },
-}
-VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
 
 
 @dataclass(frozen=True)
@@ -118,9 +106,9 @@ class Serve(ServerSettings):
         return self.resolved_system().cluster
 
     @property
-    def values_field(self) -> str:
-        """Request field from which the server reads a policy's inputs."""
-        return VALUES_FIELD[environment(self.backend).backend]
+    def values_field(self) -> str | None:
+        """Request field from which the server reads a policy's inputs; None: it reads none."""
+        return environment(self.backend).kind.values_field
 
     @property
     def gateway(self) -> bool:
@@ -136,14 +124,14 @@ class Serve(ServerSettings):
         """Raise SloBenchError for settings that cannot be started, before any server is started."""
         self._parts(instances)
         server = server_of(self.backend)
-        if server in RECIPES and (self.patched or self._split is not None):
+        if server in LAUNCHED and (self.patched or self._split is not None):
             check(self.resolved_system(), server)  # first: to install a server would not help
         installation = environment(self.backend)
-        name = installation.backend
-        multiple = recipe(name).builds[installation.device].block_size_multiple
+        kind = installation.kind
+        multiple = kind.builds[installation.device].block_size_multiple
         if self.block_size is not None and self.block_size % multiple:
             raise SloBenchError(
-                f"{name} on {installation.device} needs a block_size that is a multiple of "
+                f"{kind.name} on {installation.device} needs a block_size that is a multiple of "
                 f"{multiple}, but it is {self.block_size}"
             )
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
@@ -151,7 +139,9 @@ class Serve(ServerSettings):
         if self.kvcached:
             self._check_kvcached(installation)
         if not self.patched:
-            self._own_options(name)
+            self._own_options(kind)
+        if self.step_log is not None and kind.plugin is None:
+            raise SloBenchError(f"{kind.title} has no plugin that logs its steps")
         if self.device_map is not None:
             self._check_map(self.device_map, instances)
         for setting in ("num_gpu_blocks", "block_size", "max_model_tokens"):
@@ -166,16 +156,11 @@ class Serve(ServerSettings):
         if len(placed.stages) == 1:
             return
         installation = environment(self.backend)
-        if (installation.backend, installation.device) == ("vllm", "cpu"):
-            raise SloBenchError(
-                "vLLM's build for CPUs starts with pipeline stages, and its first request fails: "
-                "use a build for CUDA, or --backend torch"
-            )
-        if self.patched and installation.backend == "sglang":
-            raise SloBenchError(
-                f"{self.system} inside SGLang has no pipeline stages, but the device map has "
-                f"{len(placed.stages)}; use the system sglang, or vllm"
-            )
+        kind, inside = installation.kind, self.system if self.patched else None
+        if not kind.stages_option:
+            raise SloBenchError(f"{kind.title} has no pipeline stages here")
+        if reason := kind.stages_refusal(installation.device, inside, len(placed.stages)):
+            raise SloBenchError(reason)
         config = Path(self.model) / "config.json"
         model_config = json.loads(config.read_text("utf-8")) if config.is_file() else {}
         layers = model_config.get("num_hidden_layers", sum(placed.layers))
@@ -220,7 +205,7 @@ class Serve(ServerSettings):
             policy = part.policy or launch.policy
             launch = replace(launch, transfer=transfer, policy=policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
-            server = serving(recipe(installation.backend), installation, launch, log=own_log)
+            server = serving(installation.kind, installation, launch, log=own_log)
             servers.append(stack.enter_context(server))
             if not side_by_side:
                 servers[-1].wait_until_ready(self.startup_timeout_s, say)
@@ -228,21 +213,23 @@ class Serve(ServerSettings):
             for started in servers:
                 started.wait_until_ready(self.startup_timeout_s, say)
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
+            introduce = pkgutil.resolve_name(installation.kind.introduce)
             model = self.served_name or self.model
             prefills, _ = self._split
             for prefill in servers[:prefills]:
                 for decode in servers[prefills:]:
-                    nixl_handshake(prefill, decode, model, self.startup_timeout_s, say)
+                    introduce(prefill, decode, model, self.startup_timeout_s, say)
         return servers
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
         """GPUs of each server; empty where a single server may use all."""
-        if self.device_map is not None and environment(self.backend).device == "cuda":
+        installation = environment(self.backend)
+        if self.device_map is not None and installation.device == "cuda":
             return [self.device_map.cuda_devices] * servers
         visible = [gpu.uuid for gpu in visible_gpus()]
-        if servers == 1 or not visible or environment(self.backend).device != "cuda":
+        if servers == 1 or not visible or installation.device != "cuda":
             return [()] * servers
-        return shares(servers, gpus_each(self.server_args), visible)
+        return shares(servers, gpus_each(installation.kind, self.server_args), visible)
 
     def step_logs(self, instances: int = 1) -> list[Path]:
         """Step logs of the servers of `start`, in order; empty without a step log."""
@@ -283,7 +270,7 @@ class Serve(ServerSettings):
     def behind(self, servers: Sequence[ServerProcess], router: str | None = None) -> GatewayPlan:
         """Plan of a gateway before the servers of `start`; the default router is the system's."""
         endpoints = [Endpoint.parse(server.url) for server in servers]
-        health_path = recipe(environment(self.backend).backend).health_path
+        health_path = environment(self.backend).kind.health_path
         if self.controller is not None:
             roles = [part.role for part in self._parts(1)]
             return GatewayPlan(
@@ -332,11 +319,11 @@ class Serve(ServerSettings):
         assert self.system is not None
         return system_by_name(self.system).with_parameters(**self.parameters)
 
-    def _own_options(self, backend: str) -> tuple[str, ...]:
+    def _own_options(self, kind: ServerKind) -> tuple[str, ...]:
         """Parameters of the unpatched server as command-line options."""
         if self.system is not None:
             self.resolved_system()  # checks names and bounds
-        options = OWN_OPTIONS.get(backend, {})
+        options = kind.own_options
         on_servers = self._on_servers
         system_parameters = (
             (*on_servers.counts, *on_servers.settled) if on_servers is not None else ()
@@ -346,20 +333,20 @@ class Serve(ServerSettings):
         }
         strangers = set(parameters) - set(options)
         if strangers:
-            raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
+            raise SloBenchError(f"{min(strangers)} is no option of an unpatched {kind.name}")
         return tuple(word for k, v in parameters.items() for word in (options[k], str(v)))
 
     def _all_args(self) -> tuple[str, ...]:
         if self.device_map is None:
             return self.server_args
-        stages = parallel_args(environment(self.backend).backend, pp=len(self.device_map.stages))
+        stages = environment(self.backend).kind.parallel_args(pp=len(self.device_map.stages))
         return (*stages, *self.server_args)
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
         layers = () if self.device_map is None else self.device_map.layers
         settings = self.settings() | {"step_log": step_log, "server_args": self._all_args()}
         if not self.patched:
-            options = self._own_options(environment(self.backend).backend)
+            options = self._own_options(environment(self.backend).kind)
             settings["server_args"] = (*options, *settings["server_args"])
             settings |= {"num_cpu_blocks": None, "embedder": None}
             return Launch(self.model, port, stage_layers=layers, **settings)

@@ -1,6 +1,6 @@
 """A server process: started, waited for, watched, and stopped with everything it started.
 
-with serving(recipe, environment, launch, log=folder / "servers" / "edf.log") as server:
+with serving(kind, environment, launch, log=folder / "servers" / "edf.log") as server:
     server.wait_until_ready(startup_timeout_s=300)
     ...  # server.url answers; leaving the block stops it, whatever happened
 """
@@ -38,9 +38,10 @@ from ..plugin.contract import (
     PolicySpec,
     tally_file,
 )
+from ..server_kinds import server_kinds
 from .environments import Environment, home
-from .recipe import Launch, Recipe
 from .server_args import expanded
+from .server_kind import Launch, ServerKind
 
 READY_S = 300.0
 _GRACE_S = 20.0
@@ -52,14 +53,6 @@ _OURS = (
     EMBEDDER_VARIABLE,
 )
 _PACKAGE = Path(__file__).resolve().parents[3]
-# Both servers load their group in every one of their processes.
-_ENTRY_POINTS = """\
-[vllm.general_plugins]
-slo_bench = slo_bench.harness.servers.vllm.plugin.vllm_plugin:register
-
-[sglang.srt.plugins]
-slo_bench = slo_bench.harness.servers.sglang.plugin.sglang_plugin:register
-"""
 _VERSION = version("slo-bench")
 _METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {_VERSION}\n"
 
@@ -114,11 +107,13 @@ class ServerProcess:
         return self._process.wait()
 
     def metrics(self) -> str:
-        """The server's metrics in Prometheus' text format.
+        """The server's metrics in Prometheus' text format; empty if it has none.
 
         Raises:
             ServerError: it does not answer.
         """
+        if not self.metrics_url:
+            return ""
         try:
             answer = httpx.get(self.metrics_url, timeout=10, trust_env=False)
             return answer.raise_for_status().text
@@ -181,12 +176,12 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
 
 @contextlib.contextmanager
 def serving(
-    recipe: Recipe, environment: Environment, launch: Launch, *, log: Path
+    kind: ServerKind, environment: Environment, launch: Launch, *, log: Path
 ) -> Iterator[ServerProcess]:
     """Start a server; leaving the block stops it. `wait_until_ready` says when it answers.
 
     Args:
-        recipe: how it is started.
+        kind: what is known of the server.
         environment: where it is installed.
         launch: settings of the server. With a policy inside, the server counts as ready
             only when the plugin has reported that every hook is in place.
@@ -197,11 +192,16 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
         if _plugged(launch) and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
-        argv = recipe.argv(environment.programs, environment.device, launch)
-        environ = _environ(recipe, environment, launch)
+        argv = kind.argv(environment.programs, environment.device, launch)
+        environ = _environ(kind, environment, launch)
         base = f"http://{launch.host}:{launch.port}"
         server = ServerProcess(
-            name, base, log, base + recipe.metrics_path, base + recipe.health_path, launch
+            name,
+            base,
+            log,
+            base + kind.metrics_path if kind.metrics else "",
+            base + kind.health_path,
+            launch,
         )
         try:
             with started_on(launch.cores):
@@ -219,7 +219,10 @@ def plugin_folder(under: Path) -> Path:
     Raises:
         SloBenchError: it cannot be written.
     """
-    content = f"{_PACKAGE}\n{_METADATA}\n{_ENTRY_POINTS}"
+    plugins = (kind.plugin for kind in server_kinds().values())
+    # Servers load their group in every one of their processes.
+    entry_points = "\n".join(f"[{p.group}]\n{p.name} = {p.value}\n" for p in plugins if p)
+    content = f"{_PACKAGE}\n{_METADATA}\n{entry_points}"
     if core_is_compiled():
         content += f"\n{(_PACKAGE / '__init__.py').stat().st_mtime_ns}"  # of this installation
     folder = under / "plugins" / hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -232,7 +235,7 @@ def plugin_folder(under: Path) -> Path:
         info = part / f"slo_bench-{_VERSION}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(_METADATA, "utf-8")
-        (info / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
+        (info / "entry_points.txt").write_text(entry_points, "utf-8")
     except OSError as error:
         raise SloBenchError(f"{folder} cannot be written: {error.strerror}") from error
     with contextlib.suppress(OSError):  # another process was faster: its folder is the same
@@ -255,14 +258,14 @@ def _link_sources(folder: Path) -> None:
             link.symlink_to(path)
 
 
-def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:
-    """The process environment for a server: without this package's own variables, with those of the
-    recipe.
+def _environ(kind: ServerKind, environment: Environment, launch: Launch) -> dict[str, str]:
+    """The process environment for a server: without this package's own variables, with those of its
+    kind.
     """
     present = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OURS):
         present.pop(name, None)
-    environ = {**recipe.environ(environment.device, launch), **present}
+    environ = {**kind.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
     if launch.gpus:

@@ -21,6 +21,7 @@ from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Curve
 from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
+from ...policies.systems import DEFAULT_SYSTEM
 from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS
 from ..replay.log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
@@ -53,7 +54,7 @@ class Calibrated:
 def calibrate(
     logs: Sequence[RealLog],
     profile: Profile,
-    engine: str = "vllm",
+    engine: str = DEFAULT_SYSTEM,
     *,
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,

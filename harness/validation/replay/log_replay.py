@@ -28,10 +28,11 @@ from ...core.policy import overrides as overrides_hook
 from ...core.records.request_records import Outcome, Records, Result, time_per_output_token_s
 from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate
-from ...policies.systems import System, system
+from ...policies.systems import DEFAULT_SYSTEM, System, system
 from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS, RequestBlocks
 from ...results.request_figures import summarise
+from ...servers.server_kinds import DEFAULT_SERVER, server_kind, server_kinds
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
@@ -119,7 +120,7 @@ class Validation:
 def validate(
     log: RealLog,
     profile: Profile,
-    engine: str = "vllm",
+    engine: str = DEFAULT_SYSTEM,
     *,
     parameters: Mapping[str, bool | int | float | str] | None = None,
     overrides: EngineSettings | None = None,
@@ -362,9 +363,8 @@ def _placed(
             f"the log has no number of KV blocks; {estimated:,} is an estimate (--num-gpu-blocks)"
         )
         settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
-    # One of vLLM's blocks is a placeholder that holds nothing.
-    placeholders = 0 if settings.server == "sglang" else 1
-    usable = max(1, (settings.num_gpu_blocks or 2) - placeholders)
+    kind = server_kinds().get(settings.server or "") or server_kind(DEFAULT_SERVER)
+    usable = max(1, (settings.num_gpu_blocks or 2) - kind.placeholder_blocks)
     return dataclasses.replace(placement, fixed_num_gpu_blocks=usable), settings
 
 
@@ -424,10 +424,9 @@ def _configured(served: System, settings: EngineSettings) -> System:
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "async_scheduling": settings.async_scheduling,
-        # SGLang's words for the first two.
-        "max_running_requests": settings.max_num_seqs,
-        "chunked_prefill_tokens": settings.max_num_batched_tokens,
     }
+    for kind in server_kinds().values():  # a server's own words for the first two
+        names |= {parameter: names[limit] for limit, (parameter, _) in kind.limits.items()}
     return served.with_parameters(**served.known(names))
 
 

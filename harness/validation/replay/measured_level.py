@@ -21,7 +21,7 @@ from ....workloads.workload import take
 from ...experiments.execution.cell_specs import CellSpec
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
 from ...experiments.experiment import Experiment
-from ...policies.systems import system
+from ...policies.systems import DEFAULT_SYSTEM, system
 from ...results.engine_logs import (
     PROFILING,
     REPEATED,
@@ -71,7 +71,7 @@ class MeasuredLevel:
     @property
     def engine(self) -> str:
         """The system that decided."""
-        return str(self.meta.get("system") or "vllm")
+        return str(self.meta.get("system") or DEFAULT_SYSTEM)
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
 from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.server_args import kv_offload_args
+from slo_bench.harness.servers.server_kinds import server_kind
 from slo_bench.predictors.specs import GIB
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
@@ -91,12 +91,12 @@ def test_kv_tier_settings_unknown_to_a_server_are_refused(backend, setting):
 
 
 def test_kv_offload_args_of_each_server():
-    assert kv_offload_args("vllm", 64, 2) == ["--kv-offloading-size", "64"]
+    vllm, sglang = (server_kind(name).kv_offload_args for name in ("vllm", "sglang"))
+    assert vllm(64, 2) == ["--kv-offloading-size", "64"]
     # 64 GiB are 68.7 GB, and each of two processes has its own.
     hierarchical = ["--enable-hierarchical-cache", "--hicache-size"]
-    assert kv_offload_args("sglang", 64, 1) == [*hierarchical, "68"]
-    assert kv_offload_args("sglang", 64, 2) == [*hierarchical, "34"]
-    assert kv_offload_args("sglang", 0, 2) == []
+    assert sglang(64, 1) == [*hierarchical, "68"]
+    assert sglang(64, 2) == [*hierarchical, "34"]
     with pytest.raises(SloBenchError, match=r"at least 1\.87"):
-        kv_offload_args("sglang", 1.86, 2)
-    assert kv_offload_args("sglang", 1.87, 2)[-1] == "1"
+        sglang(1.86, 2)
+    assert sglang(1.87, 2)[-1] == "1"

@@ -17,11 +17,13 @@ from slo_bench.harness.load_generator.server_metrics import (
     MetricsSnapshot,
     read_text,
 )
+from slo_bench.harness.servers.server_kinds import metrics_by_server
 from slo_bench.predictors.profiles.whole_steps import made_of
 from slo_bench.predictors.specs import model
 from slo_bench.workloads.lengths import mean_tokens
 from slo_bench.workloads.source import load_source
 
+KNOWN = metrics_by_server()
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -32,7 +34,7 @@ def recorded(name):
 
 
 def seen(name):
-    return observed([read_text(text, time_s, {}) for time_s, text in recorded(name)])
+    return observed([read_text(text, time_s, {}, KNOWN) for time_s, text in recorded(name)])
 
 
 def test_observed_vllm_metrics_give_workload_and_step_times():
@@ -169,17 +171,17 @@ def load_settings(server):
 )
 def test_malformed_metrics_are_refused(text, problem):
     with pytest.raises(SloBenchError, match=problem):
-        read_text(text, 0.0, {})
+        read_text(text, 0.0, {}, KNOWN)
 
 
 def test_metrics_are_restricted_to_the_chosen_model():
     text = (
         'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 2\n'
     )
-    snapshot = read_text(text, 0.0, {"model_name": "b"})
+    snapshot = read_text(text, 0.0, {"model_name": "b"}, KNOWN)
     assert (snapshot.model, snapshot.figures["running"]) == ("b", 2)
-    assert read_text(text, 0.0, {"model_name": "c"}) is None
-    assert read_text("other_metric 1\n", 0.0, {}) is None
+    assert read_text(text, 0.0, {"model_name": "c"}, KNOWN) is None
+    assert read_text("other_metric 1\n", 0.0, {}, KNOWN) is None
 
 
 def test_observed_refuses_too_few_readings_and_requests():

@@ -12,8 +12,10 @@ from slo_bench.harness.load_generator.warm_cache import (
     shared_tokens,
     warm_cache_share,
 )
+from slo_bench.harness.servers.server_kinds import metrics_by_server
 
 OPTIONS = HttpOptions()
+SERVERS = metrics_by_server()
 
 
 def columns(n, *, prompt=-1, cached=-1):
@@ -46,8 +48,12 @@ def test_usage_gives_the_share_beyond_the_workload_and_the_chat_template(workloa
 
 
 def test_metrics_give_the_share_where_answers_do_not(workload):
-    before = CacheCounters.read(['vllm:prefix_cache_hits_total{engine="0"} 100\n'])
-    after = CacheCounters.read(['vllm:prefix_cache_hits_total{engine="0"} 124\n'])
+    before = CacheCounters.read(
+        ['vllm:prefix_cache_hits_total{engine="0"} 100\n'], metrics_by_server()
+    )
+    after = CacheCounters.read(
+        ['vllm:prefix_cache_hits_total{engine="0"} 124\n'], metrics_by_server()
+    )
     share = warm_cache_share(workload(4), OPTIONS, columns(4), after.since(before))
     assert share == pytest.approx(24 / 32)
     assert before.since(after).cached_tokens is None  # the server began anew
@@ -59,7 +65,7 @@ def test_metrics_count_a_token_once_under_two_names_and_in_repeated_lookups(work
         for gpu in ("", "gpu_")
         for name, tokens in (("hits", 32), ("queries", 128))
     )
-    counters = CacheCounters.read([page])
+    counters = CacheCounters.read([page], SERVERS)
     assert (counters.cached_tokens, counters.looked_up_tokens) == (32, 128)
     assert warm_cache_share(workload(4), OPTIONS, columns(4), counters) == 0.25
     template = columns(4, prompt=16)  # 8 of 16 tokens are all prompts'

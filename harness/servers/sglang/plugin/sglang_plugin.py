@@ -26,7 +26,7 @@ from .targets import (
     STARTED,
     VICTIMS,
     moved,
-    sglang_version,
+    server_version,
 )
 
 
@@ -65,7 +65,7 @@ def register() -> None:
 def _check_targets() -> None:
     if problems := moved():
         raise SystemExit(
-            f"Error: slo-bench does not know this SGLang ({sglang_version()}): "
+            f"Error: slo-bench does not know this SGLang ({server_version()}): "
             + "; ".join(problems)
         )
 
@@ -107,7 +107,7 @@ class _WatchHooks:
         if missing := _not_applied(self._originals):
             raise RuntimeError(f"slo-bench: SGLang did not apply the hooks on {', '.join(missing)}")
         self._up = True
-        announce("sglang", sglang_version(), list(self._originals), **engine_settings(scheduler))
+        announce("sglang", server_version(), list(self._originals), **engine_settings(scheduler))
 
     def run(self, original: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if self._up:
@@ -148,7 +148,7 @@ class _Hooks:
             raise RuntimeError(f"slo-bench: SGLang did not apply the hooks on {', '.join(missing)}")
         self._decider = Decider(scheduler, self._policy)
         settings = engine_settings(scheduler)
-        announce("sglang", sglang_version(), HOOKS, system=self._spec.system, **settings)
+        announce("sglang", server_version(), HOOKS, system=self._spec.system, **settings)
 
     def enqueue(self, original: Any, scheduler: Any, req: Any, *args: Any, **kw: Any) -> None:
         if self._decider.comes(req):

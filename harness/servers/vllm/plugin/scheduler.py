@@ -33,7 +33,7 @@ from ....core.wire import (
 )
 from ...plugin.contract import announce, asked_for, num_cpu_blocks
 from ...plugin.hosted import HostedPolicy
-from .hooks import HOOKS, vllm_version
+from .hooks import TARGETS, server_version
 from .vllm_queue import PolicyQueue
 from .vllm_steps import StepRecorder, engine_settings
 from .vllm_view import VllmView
@@ -98,8 +98,8 @@ class PolicyScheduler(Scheduler):
         self._apply_limits()
         announce(
             "vllm",
-            vllm_version(),
-            HOOKS,
+            server_version(),
+            TARGETS,
             system=spec.system,
             num_cpu_blocks=self.num_cpu_blocks,
             **engine_settings(self),

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....core.wire import DROPPED, FAILED, OFFLOADED, REJECTED
 from ...plugin.contract import StepLog, asked_for, num_cpu_blocks
-from .hooks import moved, vllm_version
+from .hooks import moved, server_version
 
 # Where vLLM keeps the error that its handlers turn into an answer; it has moved between releases.
 _ERRORS = (
@@ -69,7 +69,7 @@ def _watch() -> None:
 def _check(problems: list[str]) -> None:
     if problems:
         raise RuntimeError(
-            f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"
+            f"slo-bench does not know this vLLM ({server_version()}): {'; '.join(problems)}"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ....core.decisions import PreemptionMode
 from ...plugin.contract import Composition, StepLog, announce
 from ...plugin.hosted import HostedPolicy
-from .hooks import WATCHED, vllm_version
+from .hooks import WATCHED, server_version
 
 
 def composition(scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> Composition:
@@ -48,7 +48,7 @@ class StepWatch:
 
         def started(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             init(scheduler, *args, **kwargs)
-            announce("vllm", vllm_version(), WATCHED, **engine_settings(scheduler))
+            announce("vllm", server_version(), WATCHED, **engine_settings(scheduler))
 
         def begin(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
             begin_s = self._clock()

@@ -23,12 +23,12 @@ from slo_bench.harness.engine.torch.encoder import Encoder  # noqa: E402
 from slo_bench.harness.load_generator.http.endpoint import Endpoint  # noqa: E402
 from slo_bench.harness.policies.collocation.collocation_baselines import StaticSplit  # noqa: E402
 from slo_bench.harness.servers.gateway import GatewayPlan, serving_apart  # noqa: E402
-from slo_bench.harness.servers.launch.embedding_server import (  # noqa: E402
+from slo_bench.harness.servers.mock import MockConfig  # noqa: E402
+from slo_bench.harness.servers.mock import serving as mock  # noqa: E402
+from slo_bench.harness.servers.torch.embedding_server import (  # noqa: E402
     EmbeddingServer,
     embedding_server,
 )
-from slo_bench.harness.servers.mock import MockConfig  # noqa: E402
-from slo_bench.harness.servers.mock import serving as mock  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
 from ..plugins.test_embedding_scheduler import scheduler_of  # noqa: E402

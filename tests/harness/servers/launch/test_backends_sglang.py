@@ -29,7 +29,7 @@ from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import environment, home
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
-from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.server_kind import Launch
 from slo_bench.harness.servers.launch.server_process import (
     READY_S,
     ServerError,
@@ -39,7 +39,7 @@ from slo_bench.harness.servers.launch.server_process import (
 )
 from slo_bench.harness.servers.plugin.contract import POLICY_VARIABLE, PolicySpec
 from slo_bench.harness.servers.sglang.plugin.targets import HOOKS
-from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
+from slo_bench.harness.servers.sglang.sglang_kind import SGLANG
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 

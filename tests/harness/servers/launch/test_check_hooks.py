@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from slo_bench.harness.servers.launch import check_hooks as checking
 from slo_bench.harness.servers.launch.environments import Environment
+from slo_bench.harness.servers.vllm.vllm_kind import VLLM
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -34,10 +37,18 @@ def test_backends_check_names_missing_targets(fake, slo_bench):
 
 
 def test_backends_check_of_a_server_that_cannot_be_imported(fake, slo_bench, monkeypatch):
-    monkeypatch.setitem(checking._CODE, "vllm", "import no_such_server")
+    kind = dataclasses.replace(VLLM, hooks=ModuleType("no_such_server"))
+    monkeypatch.setattr(Environment, "kind", kind)
     code, _, err = slo_bench("backends", "check", "vllm")
     assert code == 2
     assert "vllm-9.9-cpu cannot be imported: ModuleNotFoundError" in err
+
+
+def test_backends_check_of_a_server_without_a_plugin(fake, slo_bench, monkeypatch):
+    monkeypatch.setattr(Environment, "kind", dataclasses.replace(VLLM, hooks=None))
+    code, _, err = slo_bench("backends", "check", "vllm")
+    assert code == 2
+    assert "no plugin runs in vLLM" in err
 
 
 def test_backends_check_fetches_a_version_not_installed(fake, slo_bench, monkeypatch):

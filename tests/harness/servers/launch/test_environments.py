@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.servers.launch import environments
-from slo_bench.harness.servers.launch.environments import RECIPES
-from slo_bench.harness.servers.launch.recipe import Build, InstallStep, Recipe
+from slo_bench.harness.servers.launch.server_kind import Build, InstallStep, ServerKind
+from slo_bench.harness.servers.server_kinds import LAUNCHED, server_kind
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 HERE = sys.version_info[:2]
 
 
-def recipe(*packages: str, python=(HERE, HERE), probe="print('works')") -> Recipe:
+def kind(*packages: str, python=(HERE, HERE), probe="print('works')") -> ServerKind:
     def finish(site_packages, version):
         (site_packages / "added.py").write_text(f"version = {version!r}\n")
 
@@ -32,7 +32,7 @@ def recipe(*packages: str, python=(HERE, HERE), probe="print('works')") -> Recip
         newest_python=python[1],
         finish=finish,
     )
-    return Recipe("fake", {"cpu": build}, lambda *a: [], lambda *a: {})
+    return ServerKind(name="fake", title="Fake", builds={"cpu": build})
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def at_home(tmp_path, monkeypatch):
 def test_environment_is_installed_once_found_and_removed():
     messages: list[str] = []
     fake_environment = environments.install(
-        recipe(probe="import added; print(added.version)"), "cpu", say=messages.append
+        kind(probe="import added; print(added.version)"), "cpu", say=messages.append
     )
     assert fake_environment.name == "fake-1.2-cpu"
     assert any("trying it" in line for line in messages)
@@ -57,14 +57,14 @@ def test_environment_is_installed_once_found_and_removed():
     assert environments.environment("fake") == fake_environment
     assert environments.environment("fake==1.2") == fake_environment
     messages.clear()
-    assert environments.install(recipe(), "cpu", say=messages.append) == fake_environment
+    assert environments.install(kind(), "cpu", say=messages.append) == fake_environment
     assert messages == ["fake-1.2-cpu is installed already"]
     assert environments.remove("fake") == [fake_environment.path]
     assert environments.installed() == []
 
 
 def test_failed_installation_is_named_and_not_listed():
-    broken = recipe(probe="raise SystemExit('no kernels for this processor')")
+    broken = kind(probe="raise SystemExit('no kernels for this processor')")
     with pytest.raises(SloBenchError, match=r"no kernels(?s:.*)install\.log"):
         environments.install(broken, "cpu")
     assert environments.installed() == []
@@ -76,14 +76,14 @@ def test_install_adds_packages_to_a_new_or_found_environment(monkeypatch):
     monkeypatch.setattr(
         environments._Installer, "add", lambda self, step, without: added.append(step.packages)
     )
-    fake_environment = environments.install(recipe("server"), "cpu", packages=["more"])
-    assert environments.install(recipe("server"), "cpu", packages=["another"]) == fake_environment
+    fake_environment = environments.install(kind("server"), "cpu", packages=["more"])
+    assert environments.install(kind("server"), "cpu", packages=["another"]) == fake_environment
     assert added == [("server",), ("more",), ("another",)]
 
 
 def test_failing_extra_package_keeps_the_server_installed():
     with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
-        environments.install(recipe(), "cpu", packages=["nothing"])
+        environments.install(kind(), "cpu", packages=["nothing"])
     assert [environment.name for environment in environments.installed()] == ["fake-1.2-cpu"]
 
 
@@ -95,12 +95,12 @@ def test_environment_not_installed_names_the_install_command():
 def test_install_without_a_fitting_python_is_refused(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(SloBenchError, match=r"fake needs Python 2\.6 to 2\.7"):
-        environments.install(recipe(python=((2, 6), (2, 7))), "cpu")
+        environments.install(kind(python=((2, 6), (2, 7))), "cpu")
 
 
 def test_unknown_device_and_environment_are_refused():
     with pytest.raises(UnknownNameError, match="device"):
-        environments.install(recipe(), "tpu")
+        environments.install(kind(), "tpu")
     with pytest.raises(UnknownNameError, match="environment"):
         environments.remove("vllm")
 
@@ -164,6 +164,6 @@ def test_cpu_build_in_this_environment_is_told_by_name_or_version(beside):
 def test_extras_install_the_versions_of_the_recipes():
     project = Path(__file__).parents[4] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    for recipe_ in RECIPES.values():
-        version = recipe_.builds["cuda"].version
-        assert extras[recipe_.backend] == [f"{recipe_.backend}=={version}"]
+    for name in LAUNCHED:
+        version = server_kind(name).builds["cuda"].version
+        assert extras[name] == [f"{name}=={version}"]

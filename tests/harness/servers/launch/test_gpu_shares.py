@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.servers.launch.gpus import gpus_each, shares
-from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.server_kind import Launch
 from slo_bench.harness.servers.launch.server_process import _environ
-from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
+from slo_bench.harness.servers.sglang.sglang_kind import SGLANG
+from slo_bench.harness.servers.vllm.vllm_kind import VLLM
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -27,12 +28,13 @@ from slo_bench.workloads.errors import SloBenchError
     ],
 )
 def test_gpus_of_a_server_are_read_from_its_arguments(args, gpus):
-    assert gpus_each(args) == gpus
+    kind = SGLANG if "--tp-size" in args else VLLM
+    assert gpus_each(kind, args) == gpus
 
 
 def test_parallel_degree_that_is_no_number_is_refused():
     with pytest.raises(SloBenchError, match="--tp-size must be a whole number"):
-        gpus_each(("--tp-size", "many"))
+        gpus_each(SGLANG, ("--tp-size", "many"))
 
 
 @given(servers=st.integers(1, 8), each=st.integers(1, 8), visible=st.integers(0, 32))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +19,13 @@ from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system
 from slo_bench.harness.servers.launch import serve_settings as serve_module
 from slo_bench.harness.servers.launch.compatibility import check, compatibility_of, refusal
-from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
+from slo_bench.harness.servers.launch.environments import Environment
 from slo_bench.harness.servers.launch.serve_settings import Serve
+from slo_bench.harness.servers.launch.server_kind import KvTransfer, Launch
 from slo_bench.harness.servers.launch.server_process import plugin_folder
 from slo_bench.harness.servers.plugin.contract import PolicySpec
-from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
-from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
+from slo_bench.harness.servers.sglang.sglang_kind import SGLANG
+from slo_bench.harness.servers.vllm.vllm_kind import VLLM
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.workloads.errors import SloBenchError
 
@@ -255,7 +255,7 @@ def test_device_map_becomes_pipeline_arguments(tmp_path, monkeypatch):
     path = tmp_path / "map.json"
     path.write_text(json.dumps(STAGES))
     placed = read_device_map(str(path))
-    device = SimpleNamespace(backend="vllm", device="cuda", name="vllm", version="")
+    device = Environment(tmp_path, "vllm", "", "cuda")
     monkeypatch.setattr(serve_module, "environment", lambda name: device)
     serve = Serve("vllm", str(tmp_path), "edf", device_map=placed)
     serve._check_map(placed, 1)
@@ -271,9 +271,9 @@ def test_device_map_becomes_pipeline_arguments(tmp_path, monkeypatch):
         serve._check_map(placed, 1)
     with pytest.raises(SloBenchError, match="is for one server"):
         serve._check_map(placed, 2)
-    device.backend = "sglang"
+    device = Environment(tmp_path, "sglang", "", "cuda")
     with pytest.raises(SloBenchError, match="edf inside SGLang has no pipeline stages"):
         serve._check_map(placed, 1)
-    device.backend, device.device = "vllm", "cpu"
+    device = Environment(tmp_path, "vllm", "", "cpu")
     with pytest.raises(SloBenchError, match="use a build for CUDA, or --backend torch"):
         serve._check_map(placed, 1)

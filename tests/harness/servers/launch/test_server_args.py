@@ -1,8 +1,8 @@
 import pytest
 
 from slo_bench import Experiment, SloBenchError
-from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.harness.servers.launch.server_args import check_no_secrets, expanded
+from slo_bench.harness.servers.launch.server_kind import Launch
 
 
 @pytest.mark.parametrize(

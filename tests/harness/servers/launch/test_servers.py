@@ -12,19 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from slo_bench.harness.load_generator.server_metrics import MetricNames
 from slo_bench.harness.policies.systems import system as system_by_name
 from slo_bench.harness.servers.launch.environments import Environment
-from slo_bench.harness.servers.launch.recipe import Launch, Recipe
+from slo_bench.harness.servers.launch.server_kind import Launch, ServerKind
 from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
 
 FAKE = Path(__file__).with_name("fake_server.py")
 SOON_S = 30.0
 
 
-def recipe(mode: str) -> Recipe:
-    return Recipe(
-        backend="fake",
-        builds={},
+def kind(mode: str) -> ServerKind:
+    return ServerKind(
+        name="fake",
+        title="Fake",
+        metrics=MetricNames(prefix="fake:"),
         argv=lambda programs, device, launch: [sys.executable, str(FAKE), str(launch.port), mode],
         own_environ=lambda device, launch: {"FAKE": "1"},
     )
@@ -53,7 +55,7 @@ def start(tmp_path, monkeypatch):
             cores=cores,
         )
         log = tmp_path / "servers" / "fake.log"
-        with serving(recipe(mode), environment, launch, log=log) as server:
+        with serving(kind(mode), environment, launch, log=log) as server:
             server.wait_until_ready(startup_timeout_s)
             yield server
 
@@ -144,7 +146,7 @@ def test_server_process_ends_with_a_killed_parent(tmp_path):
         "from pathlib import Path\n"
         "environment = t.Environment(Path('x'), 'fake', '1', 'cpu')\n"
         "launch = t.Launch(model='m', port=t.free_port())\n"
-        "with t.serving(t.recipe('leaves'), environment, launch, log=Path(sys.argv[2])) as up:\n"
+        "with t.serving(t.kind('leaves'), environment, launch, log=Path(sys.argv[2])) as up:\n"
         "    up.wait_until_ready(300); print('up', flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen(

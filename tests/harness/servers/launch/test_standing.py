@@ -23,11 +23,11 @@ from slo_bench.harness.servers.launch.model_lifecycle import (
     shared_policy,
     stage_of,
 )
-from slo_bench.harness.servers.launch.recipe import KVCACHED, Launch
 from slo_bench.harness.servers.launch.serve_settings import Serve
+from slo_bench.harness.servers.launch.server_kind import KVCACHED, Launch
 from slo_bench.harness.servers.launch.server_process import ServerError
-from slo_bench.harness.servers.sglang.sglang_recipe import SGLANG
-from slo_bench.harness.servers.vllm.vllm_recipe import VLLM
+from slo_bench.harness.servers.sglang.sglang_kind import SGLANG
+from slo_bench.harness.servers.vllm.vllm_kind import VLLM
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -75,7 +75,7 @@ def fakes(monkeypatch) -> Iterator[list[FakeServer]]:
 
 def stage(tmp_path: Path, *, sleeps: bool) -> ServerLifecycle:
     serves = {name: Serve("vllm", name) for name in "ab"}
-    return ServerLifecycle(serves, tmp_path / "log", sleeps=sleeps)
+    return ServerLifecycle(serves, tmp_path / "log", sleeper=VLLM if sleeps else None)
 
 
 def test_models_without_sleep_mode_are_stopped_and_started(tmp_path, fakes):

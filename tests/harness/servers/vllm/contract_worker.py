@@ -32,7 +32,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from slo_bench.harness.servers.vllm.plugin import connector
-from slo_bench.harness.servers.vllm.plugin.hooks import HOOKS, moved
+from slo_bench.harness.servers.vllm.plugin.hooks import TARGETS, moved
 from slo_bench.harness.servers.vllm.plugin.scheduler import PolicyScheduler
 
 BLOCK_SIZE = 16
@@ -204,6 +204,11 @@ if __name__ == "__main__":
     results = [run(case) for case in json.load(sys.stdin)]
     print(
         json.dumps(
-            {"version": vllm.__version__, "moved": moved(), "hooks": len(HOOKS), "results": results}
+            {
+                "version": vllm.__version__,
+                "moved": moved(),
+                "hooks": len(TARGETS),
+                "results": results,
+            }
         )
     )

@@ -1,16 +1,32 @@
-"""SGLang: how it is installed and started."""
+"""SGLang: all that is asked about it. Options are those of 0.5.23."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from ..launch.recipe import TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe, from_index
+from ...core.wire import SGLANG_FIELD
+from ...load_generator.server_metrics import MetricNames
+from ..launch.server_kind import (
+    TORCH_CPU_INDEX,
+    Build,
+    InstallStep,
+    Launch,
+    ServerKind,
+    from_index,
+)
+from . import plugin
+from .plugin import targets
+from .plugin.sglang_compatibility import refusal
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
+_STAGES = "--pp-size"
+_GIB, _GB = 2**30, 10**9
 
 _CPU_FILES = Path(__file__).with_name("cpu")  # what the CPU build lacks
 
@@ -83,25 +99,71 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     return variables
 
 
-SGLANG = Recipe(
-    backend="sglang",
+def _parallel_args(tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1) -> list[str]:
+    words = []
+    for option, size in (("--tp-size", tp * dp), (_STAGES, pp)):  # all GPUs, not a rank's
+        words += [option, str(size)] if size > 1 else []
+    words += ["--dp-size", str(dp), "--enable-dp-attention"] if dp > 1 else []
+    return [*words, "--ep-size", str(ep)] if ep > 1 else words
+
+
+def kv_offload_args(gib: float, gpus: int) -> list[str]:
+    """Words of the command line, which count whole GB (10^9 bytes) of each of the server's `gpus`
+    processes; a part of a GB is left out.
+
+    Raises:
+        SloBenchError: less than the smallest.
+    """
+    each_gb = math.floor(gib * _GIB / gpus / _GB)
+    if not each_gb:
+        raise SloBenchError(
+            f"kv_offload_gib = {gib:g} is less than 1 GB for each of {gpus} GPUs; SGLang takes at "
+            f"least {math.ceil(gpus * _GB / _GIB * 100) / 100:g}"
+        )
+    return ["--enable-hierarchical-cache", "--hicache-size", str(each_gb)]
+
+
+def _stages_refusal(device: str, system: str | None, stages: int) -> str:
+    if system is None:
+        return ""
+    return (
+        f"{system} inside SGLang has no pipeline stages, but the device map has "
+        f"{stages}; use the system sglang, or vllm"
+    )
+
+
+SGLANG = ServerKind(
+    name="sglang",
+    title="SGLang",
     builds={
-        "cpu": Build(
-            version=_VERSION,
-            steps=_cpu_steps,
-            probe=_PROBE,
-            newest_python=(3, 12),
-            finish=_add_stand_ins,
-        ),
+        "cpu": Build(_VERSION, _cpu_steps, _PROBE, newest_python=(3, 12), finish=_add_stand_ins),
         # Not tested; from the project's own instructions.
-        "cuda": Build(
-            version=_VERSION,
-            steps=from_index("sglang"),
-            probe=_PROBE,
-            newest_python=(3, 12),
-        ),
+        "cuda": Build(_VERSION, from_index("sglang"), _PROBE, newest_python=(3, 12)),
     },
+    distributions=("sglang",),
     argv=_argv,
     own_environ=_environ,
     health_path="/model_info",  # /health generates a token, which would count as load
+    command='python -m sglang.launch_server --model-path "$MODEL"',
+    limits={
+        "max_num_batched_tokens": ("chunked_prefill_tokens", "--chunked-prefill-size"),
+        "max_num_seqs": ("max_running_requests", "--max-running-requests"),
+    },
+    memory_option="--mem-fraction-static",
+    weight_options={"fp32": ("--dtype", "float32"), "fp8": ("--quantization", "fp8")},
+    kv_options={"fp8": ("--kv-cache-dtype", "fp8_e4m3")},
+    parallel_args=_parallel_args,
+    kv_offload_args=kv_offload_args,
+    gpu_options=("--tp-size", _STAGES, "--dp-size"),
+    stages_option=_STAGES,
+    stage_layers_variable="SGLANG_PP_LAYER_PARTITION",  # `sglang.srt.distributed.utils`
+    stages_refusal=_stages_refusal,
+    policy_refusal=refusal,
+    values_field=SGLANG_FIELD,
+    plugin=EntryPoint(
+        "slo_bench", f"{plugin.__name__}.sglang_plugin:register", "sglang.srt.plugins"
+    ),
+    hooks=targets,
+    metrics=MetricNames(prefix="sglang:"),
+    residuals_engine="sglang",
 )

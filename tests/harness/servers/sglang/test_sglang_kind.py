@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.harness.servers.launch.environments import recipe
-from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.server_kind import Launch
+from slo_bench.harness.servers.server_kinds import server_kind
 from slo_bench.workloads.errors import SloBenchError
 
-SGLANG = recipe("sglang")
+SGLANG = server_kind("sglang")
 CPU = SGLANG.builds["cpu"]
 
 

@@ -13,7 +13,7 @@ from ....workloads.errors import SloBenchError
 from ...load_generator.machine import started_on
 from ..plugin.contract import EmbedderBeside
 
-_MODULE = "slo_bench.harness.servers.torch.torch_embeddings"
+_MODULE = f"{__package__}.torch_embeddings"
 _STOP_S = 20.0
 
 
