@@ -17,13 +17,12 @@ from ...harness.experiments.config.experiment_file import (
     to_toml,
 )
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
-from ...harness.results.metrics import objectives
-from ...harness.results.request_figures import Form
 from ...harness.servers.server_kinds import LaunchedName
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
+    from ...harness.results.request_figures import Form
 
 
 CAPACITY = "capacity"
@@ -43,6 +42,8 @@ class TuningObjective:
 
 def tuning_objectives() -> dict[str, TuningObjective]:
     """All objectives, by name: capacity, GPUs, and the figures of which more or less is better."""
+    from ...harness.results.metrics import objectives  # brings numpy: not for --help
+
     of_figures = (
         TuningObjective(name, figure.higher_is_better, figure.label, figure.form, figure.name)
         for name, figure in objectives().items()

@@ -115,7 +115,7 @@ def test_configuration_key_does_not_depend_on_order():
         ({"objectives": ("cost", "capacity")}, "nothing that is searched changes it"),
         ({"objectives": ("goodput", "goodput"), "rate_rps": 1.0}, "given twice"),
         ({"objectives": ("goodput", "attainment"), "rate_rps": 1.0}, "the same objective"),
-        ({"objectives": ("throughput",)}, "unknown objective"),
+        ({"objectives": ("speed",)}, "unknown objective"),
         ({"search": {"instances": "1..4"}}, "more instances always carry more"),
         ({"target": 1.0}, "target must lie between 0 and 1"),
         ({"sampler": "bayes"}, "unknown sampler"),
