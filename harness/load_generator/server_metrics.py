@@ -66,9 +66,13 @@ class MetricNames:
     computed_tokens: Names = ("prompt_tokens_by_source_total", 'source="local_compute"')
     speculation: str = "spec_decode_num_"
 
+    def of(self, figure: str) -> Names:
+        """Names of a figure; none where the server does not tell it."""
+        return self.names.get(figure, ())
+
     def first(self, figure: str, sums: Mapping[str, float]) -> float | None:
         """A figure in sums of samples by name; None: it is not there."""
-        return next((sums[name] for name in self.names.get(figure, ()) if name in sums), None)
+        return next((sums[name] for name in self.of(figure) if name in sums), None)
 
     def samples(self, text: str) -> list[tuple[str, str, str]]:
         """The server's samples in Prometheus' text format: name without the prefix, labels, value.
@@ -177,7 +181,7 @@ def snapshot(
     used = [
         (engine, labels)
         for engine, name, labels, _ in chosen
-        if name in by_server[engine].names["running"]
+        if name in by_server[engine].of("running")
     ]
     if not used:
         return None
@@ -199,7 +203,7 @@ def snapshot(
             bucket_counts = buckets.setdefault(name.removesuffix("_bucket"), {})
             bound = _number(labels["le"], f"bound of {names.prefix}{name}")
             bucket_counts[bound] = bucket_counts.get(bound, 0.0) + value
-        elif name in names.names["kv_usage"]:
+        elif name in names.of("kv_usage"):
             shares.setdefault(name, []).append(value)
         elif name == names.kv_cache:
             kv_tokens, block_size = kv_size(labels) or (kv_tokens, block_size)
@@ -219,7 +223,7 @@ def snapshot(
                     sums[f"{metric}_count"],
                     tuple(sorted(buckets.get(metric, {}).items())),
                 )
-    usage = next((shares[metric] for metric in names.names["kv_usage"] if metric in shares), None)
+    usage = next((shares[metric] for metric in names.of("kv_usage") if metric in shares), None)
     return MetricsSnapshot(
         time_s=time_s,
         engine=engine,

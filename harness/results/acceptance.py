@@ -41,15 +41,15 @@ def speculation_counts(metrics: str) -> Counter[str]:
     if names is None:
         return counts
     columns = {f"{names.speculation}{count}_total": column for count, column in _COLUMNS.items()}
-    output, ttft = names.names["output_tokens"][0], names.histograms["ttft"][0]
+    outputs, first_tokens = names.of("output_tokens"), f"{names.histograms['ttft'][0]}_count"
     for name, labels, value in names.samples(metrics):
         position = _POSITION.search(labels)
         if name in columns:
             counts[columns[name]] += round(float(value))
         elif name == f"{names.speculation}accepted_tokens_per_pos_total" and position:
             counts[f"{_AT}{int(position[1]) + 1}"] += round(float(value))
-        elif name in (output, f"{ttft}_count"):
-            counts[_STEPS] += round(float(value)) * (1 if name == output else -1)
+        elif name in (*outputs, first_tokens):
+            counts[_STEPS] += round(float(value)) * (-1 if name == first_tokens else 1)
     if _DRAFTS not in counts:
         return Counter()
     counts[_STEPS] -= counts[_ACCEPTED]

@@ -14,6 +14,7 @@ from slo_bench import SloBenchError
 from slo_bench.harness.load_generator.observed import observed
 from slo_bench.harness.load_generator.server_metrics import (
     HistogramCounts,
+    MetricNames,
     MetricsSnapshot,
     read_text,
 )
@@ -182,6 +183,16 @@ def test_metrics_are_restricted_to_the_chosen_model():
     assert (snapshot.model, snapshot.figures["running"]) == ("b", 2)
     assert read_text(text, 0.0, {"model_name": "c"}, KNOWN) is None
     assert read_text("other_metric 1\n", 0.0, {}, KNOWN) is None
+
+
+def test_metrics_of_a_server_with_names_of_its_own_are_read():
+    names = {"running": ("busy",), "output_tokens": ("tokens_total",)}
+    servers = {**KNOWN, "other": MetricNames(prefix="other_", names=names)}
+    snapshot = read_text("other_busy 3\nother_tokens_total 8\n", 0.0, {}, servers)
+    assert (snapshot.engine, snapshot.kv_usage) == ("other", None)
+    assert snapshot.figures == {"running": 3, "output_tokens": 8}
+    servers["other"] = MetricNames(prefix="other_", names={"output_tokens": ("tokens_total",)})
+    assert read_text("other_tokens_total 8\n", 0.0, {}, servers) is None
 
 
 def test_observed_refuses_too_few_readings_and_requests():
