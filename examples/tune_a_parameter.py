@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
         ),
         folder / "tuned",
     )
-    for trial in outcome.found.trials:
+    for trial in outcome.study.trials:
         value = "-" if trial.values is None else f"{trial.values[0]:.3f} s"
         print(f"chunk_tokens={trial.configuration.get('chunk_tokens')}: p99 of TTFT {value}")
     best = outcome.winners[0]

@@ -58,14 +58,14 @@ def tuned(
             pool=pool,
             jobs=None if pool is None else jobs,
         )
-    if outcome.found.running:
+    if outcome.study.running:
         typer.echo(
-            f"{outcome.found.running} trials are in the hands of other processes; the last of "
+            f"{outcome.study.running} trials are in the hands of other processes; the last of "
             f"them writes what was found into {folder}",
             err=True,
         )
     page = None
-    if not no_report and not outcome.found.running:
+    if not no_report and not outcome.study.running:
         page = write_tuning(outcome.plain(), folder / "report.html")
     if study_options.as_json:
         results_file = folder / "tune.json"

@@ -44,14 +44,14 @@ class TuningOutcome:
     folder: Path
     experiment: Experiment
     settings: TuneSettings
-    found: StudyResults
+    study: StudyResults
     winners: tuple[Winner, ...]
     confirmed: tuple[Confirmed, ...]
     ablations: tuple[Ablation, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The results as plain values for JSON."""
-        study = self.found
+        study = self.study
         return {
             "system": study.space.system,
             "backend": self.experiment.backend,

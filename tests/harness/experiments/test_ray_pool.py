@@ -124,9 +124,9 @@ def test_tune_on_two_nodes_equals_one_process(tmp_path, lose):
         with OnRay(cluster.address).pool() as pool:
             tuning = tune(tuned, settings, tmp_path / "ray", pool=pool, progress=watch)
     here = tune(tuned, settings, tmp_path / "here")
-    assert len(tuning.found.trials) == 6
-    assert {row.state for row in tuning.found.trials} <= {"finished", "lost"}
-    assert tuning.found.best[0].configuration == here.found.best[0].configuration
+    assert len(tuning.study.trials) == 6
+    assert {row.state for row in tuning.study.trials} <= {"finished", "lost"}
+    assert tuning.study.best[0].configuration == here.study.best[0].configuration
     assert tuning.confirmed[0] == here.confirmed[0]
     there, alone = runs_in(tmp_path / "ray"), runs_in(tmp_path / "here")
     both = there.keys() & alone.keys()

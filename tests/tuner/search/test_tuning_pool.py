@@ -35,7 +35,7 @@ def lines(folder):
 
 def rows(outcome):
     return [
-        (row.configuration, row.state, row.values, row.requests) for row in outcome.found.trials
+        (row.configuration, row.state, row.values, row.requests) for row in outcome.study.trials
     ]
 
 
@@ -61,11 +61,11 @@ def test_tune_in_a_pool_divides_the_trials(tmp_path, pool_of):
     reports = []
     with pool_of(3) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=reports.append)
-    configurations = {tuple(sorted(row.configuration.items())) for row in outcome.found.trials}
-    assert len(outcome.found.trials) == len(configurations) == 6
-    assert outcome.found.running == 0
+    configurations = {tuple(sorted(row.configuration.items())) for row in outcome.study.trials}
+    assert len(outcome.study.trials) == len(configurations) == 6
+    assert outcome.study.running == 0
     assert sorted(report.trials for report in reports)[-1] == 6
-    (best,) = outcome.found.best
+    (best,) = outcome.study.best
     assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
     assert no_run_twice(tmp_path / "o")
     begun_runs = {tuple(run[-3:]) for run in pool.begun}
@@ -80,7 +80,7 @@ def test_tune_runs_a_configuration_proposed_twice_once(tmp_path, pool_of):
     settings = quick(search={"max_num_seqs": "4,256"}, sampler="random", trials=2)
     with pool_of(4) as pool:
         outcome = tune(EXPERIMENT, settings, tmp_path / "o", pool=pool, jobs=4)
-    assert len({row.configuration["max_num_seqs"] for row in outcome.found.trials}) == 2
+    assert len({row.configuration["max_num_seqs"] for row in outcome.study.trials}) == 2
     assert no_run_twice(tmp_path / "o")
 
 
@@ -97,8 +97,8 @@ def test_interrupted_tune_in_a_pool_loses_and_repeats_no_trial(tmp_path, pool_of
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, resume=True)
     study = optuna.load_study(study_name="o", storage=open_storage(None, tmp_path / "o"))
     assert all(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-    assert len({tuple(row.configuration.items()) for row in outcome.found.trials}) == 6
-    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}
+    assert len({tuple(row.configuration.items()) for row in outcome.study.trials}) == 6
+    assert {row.state for row in outcome.study.trials} <= {"finished", "lost"}
     assert no_run_twice(tmp_path / "o")
     after = lines(tmp_path / "o")
     assert [line for line in before if line not in after] == []
@@ -123,8 +123,8 @@ def test_lost_pool_fails_no_trial(tmp_path, pool_of):
             tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, jobs=2)
     with pool_of(2) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, resume=True)
-    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}
-    assert len(outcome.found.trials) == 6
+    assert {row.state for row in outcome.study.trials} <= {"finished", "lost"}
+    assert len(outcome.study.trials) == 6
     assert no_run_twice(tmp_path / "o")
 
 
@@ -147,6 +147,6 @@ def test_tune_jobs_without_a_pool_are_refused(tmp_path):
 def test_tune_in_local_processes_divides_the_trials(tmp_path):
     with LocalPool(2) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)
-    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}  # to a better one
-    assert len({str(row.configuration) for row in outcome.found.trials}) == 6
+    assert {row.state for row in outcome.study.trials} <= {"finished", "lost"}  # to a better one
+    assert len({str(row.configuration) for row in outcome.study.trials}) == 6
     assert no_run_twice(tmp_path / "o")

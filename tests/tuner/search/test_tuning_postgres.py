@@ -153,7 +153,7 @@ def worth(rows):
 
 
 def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
-    alone = tune(EXPERIMENT, SETTINGS, tmp_path / "alone").found
+    alone = tune(EXPERIMENT, SETTINGS, tmp_path / "alone").study
     file = tmp_path / "asked.toml"
     shutil.copy(tmp_path / "alone" / "tune.toml", file)
     shared = ["--storage", server.url(), "--study", "shared", "--no-report"]
@@ -182,9 +182,9 @@ def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
         assert len(written["trials"]) == len(counted(trials)) == len(alone.trials) == 12
     experiment, settings = load(tmp_path / "killed" / "tune.toml")
     outcome = tune(experiment, settings, tmp_path / "killed", resume=True)
-    assert worth(outcome.found.trials) == worth(alone.trials)
-    assert outcome.found.best[0].configuration == alone.best[0].configuration
-    assert outcome.found.requests == alone.requests
+    assert worth(outcome.study.trials) == worth(alone.trials)
+    assert outcome.study.best[0].configuration == alone.best[0].configuration
+    assert outcome.study.requests == alone.requests
 
 
 def test_lost_postgres_is_named_and_the_study_is_resumed(server, tmp_path):
@@ -206,7 +206,7 @@ def test_lost_postgres_is_named_and_the_study_is_resumed(server, tmp_path):
     finally:
         server.stop()
         server.start()
-    tuned = tune(EXPERIMENT, SETTINGS, out, resume=True).found
+    tuned = tune(EXPERIMENT, SETTINGS, out, resume=True).study
     assert len(tuned.trials) == 12
     runs = [line for path in out.glob("runs/*.jsonl") for line in path.read_text().splitlines()]
     assert len(runs) == 12
@@ -228,7 +228,7 @@ def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
     url = {"journal": None, "postgres": server.url()}[place]
     out = tmp_path / "shown"
     settings = SETTINGS.changed(search={"chunk_tokens": "256,2048"})
-    best = tune(EXPERIMENT, settings, out, storage=url).found.best[0]
+    best = tune(EXPERIMENT, settings, out, storage=url).study.best[0]
     with opened(url, out) as kept:
         app = dashboard.wsgi(kept)
         (study,) = [

@@ -113,7 +113,7 @@ def settings(values, **changes):
 
 
 def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
-    tuned = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").found
+    tuned = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").study
     states = {row.configuration["max_num_seqs"]: row for row in tuned.trials}
     assert states[7].state == states[6].state == "failed"
     assert "OOM" in states[7].reason
@@ -125,7 +125,7 @@ def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path)
 
 
 def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
-    tuned = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").found
+    tuned = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").study
     assert {row.state for row in tuned.trials} == {"infeasible", "finished"}
     assert servers.starts == [64]
 
@@ -158,14 +158,14 @@ def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):
     assert servers.running == 0
     monkeypatch.undo()
     use(monkeypatch, servers)
-    tuned = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).found
+    tuned = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).study
     assert [(row.number, row.state) for row in tuned.trials] == [(0, "finished")]
 
 
 @pytest.mark.slow
 def test_tune_searches_capacity_on_servers(servers, tmp_path):
     tune_settings = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
-    tuned = tune(EXPERIMENT, tune_settings, tmp_path / "o").found
+    tuned = tune(EXPERIMENT, tune_settings, tmp_path / "o").study
     assert tuned.best[0].configuration == {"max_num_seqs": 64}
     assert tuned.best[0].values[0] > 0
 
@@ -176,9 +176,9 @@ def test_tune_measures_the_simulated_winner_on_a_server(servers, tmp_path):
     outcome = tune(simulated, tune_settings, tmp_path / "o")
     assert [(row.backend, row.configuration) for row in outcome.confirmed] == [
         ("simulated", "default"),
-        ("simulated", f"trial {outcome.found.best[0].number}"),
+        ("simulated", f"trial {outcome.study.best[0].number}"),
         ("vllm", "default"),
-        ("vllm", f"trial {outcome.found.best[0].number}"),
+        ("vllm", f"trial {outcome.study.best[0].number}"),
     ]
     assert all(row.value is not None for row in outcome.confirmed)
     assert servers.starts == [0, 256]  # 64 made no difference, and went back to the default

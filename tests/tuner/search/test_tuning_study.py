@@ -58,10 +58,10 @@ def trials_of(folder, storage=None, name=None):
 @pytest.mark.slow
 def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     outcome = tune(EXPERIMENT, quick(sampler="grid", trials=50), tmp_path / "o")
-    rows = outcome.found.trials
+    rows = outcome.study.trials
     assert len(rows) == 6
     assert len({tuple(sorted(row.configuration.items())) for row in rows}) == 6
-    (best,) = outcome.found.best
+    (best,) = outcome.study.best
     assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
     (default,) = (row for row in rows if row.default)
     assert best.values[0] > 1.1 * default.values[0]
@@ -69,7 +69,7 @@ def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     assert lost
     assert all(row.requests < best.requests for row in lost)
     assert all(row.values[0] <= best.values[0] for row in lost)
-    assert outcome.found.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
+    assert outcome.study.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
 
 
 @pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
@@ -77,7 +77,7 @@ def test_trial_not_stationary_has_its_duration(tmp_path, rate, drifts):
     at_rate = quick(objectives="attainment", rate_rps=rate, trials=1, confirm=True)
     overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
     outcome = tune(overload, at_rate, tmp_path / "o")
-    (row,) = outcome.found.trials
+    (row,) = outcome.study.trials
     durations_s = [row["drifting_after_s"] for row in read_tuning(tmp_path / "o")["confirmed"]]
     assert durations_s
     assert all((after_s is not None) is drifts for after_s in durations_s)
@@ -151,7 +151,7 @@ def test_resume_with_more_trials_continues_the_study(tmp_path):
     tune(EXPERIMENT, quick(trials=2), tmp_path / "o")
     before = runs_of(tmp_path / "o")
     outcome = tune(EXPERIMENT, quick(trials=4), tmp_path / "o", resume=True)
-    assert len(outcome.found.trials) == 4
+    assert len(outcome.study.trials) == 4
     after = runs_of(tmp_path / "o")
     assert set(before) <= set(after)
     assert len(set(after)) == len(after)
@@ -202,13 +202,13 @@ def test_killed_study_is_resumed(tmp_path):
     assert TrialState.FAIL not in {trial.state for trial in trials}
     keys = [noted(trial, KEY) for trial in counted(trials)]
     assert len(keys) == len(set(keys)) == 6
-    assert outcome.found.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+    assert outcome.study.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
 
 
 @pytest.mark.slow
 def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
     settings = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
-    whole = tune(EXPERIMENT, settings, tmp_path / "whole").found
+    whole = tune(EXPERIMENT, settings, tmp_path / "whole").study
     tell, cut = optuna.Study.tell, []
 
     def interrupted(study, trial, *values, **more):
@@ -221,7 +221,7 @@ def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
     for number in range(len(whole.trials)):
         with pytest.raises(KeyboardInterrupt):
             tune(EXPERIMENT, settings, tmp_path / "cut", resume=number > 0)
-    resumed = tune(EXPERIMENT, settings, tmp_path / "cut", resume=True).found
+    resumed = tune(EXPERIMENT, settings, tmp_path / "cut", resume=True).study
     assert cut == [row.number for row in whole.trials]
     assert [timeless(row) for row in resumed.trials] == [timeless(row) for row in whole.trials]
     assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
@@ -342,7 +342,7 @@ def test_unreachable_storage_is_refused_before_any_trial(tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_tune_two_objectives_finds_a_front(tmp_path):
     settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
-    tuned = tune(EXPERIMENT, settings, tmp_path / "o").found
+    tuned = tune(EXPERIMENT, settings, tmp_path / "o").study
     assert [row.values[1] for row in tuned.best] == [1, 2]
     single_capacity, double_capacity = (row.values[0] for row in tuned.best)
     assert double_capacity > 1.5 * single_capacity
@@ -352,7 +352,7 @@ def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
     settings = quick(
         objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler="grid"
     )
-    tuned = tune(EXPERIMENT, settings, tmp_path / "o").found
+    tuned = tune(EXPERIMENT, settings, tmp_path / "o").study
     (best,) = tuned.best
     assert best.values == (best.configuration["instances"],)
     assert best.figures["attainment"] >= 0.9
@@ -374,8 +374,8 @@ def test_every_sampler_finds_the_best(tmp_path, sampler):
         sampler=sampler, search={"chunk_tokens": "256..4096", "max_num_seqs": "4..256"}, trials=3
     )
     outcome = tune(EXPERIMENT, settings, tmp_path / "o")
-    assert len(outcome.found.trials) == 3
-    assert outcome.found.best
+    assert len(outcome.study.trials) == 3
+    assert outcome.study.best
 
 
 @pytest.mark.slow

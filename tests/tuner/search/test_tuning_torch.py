@@ -42,7 +42,7 @@ def test_tune_measures_slo_odbs_weights_on_the_torch_engine(
         trials=2,
         confirm=False,
     )
-    tuned = tune(experiment, settings, tmp_path / "o").found
+    tuned = tune(experiment, settings, tmp_path / "o").study
     assert [row.state for row in tuned.trials] == ["finished"] * 2
     tried = {
         (row.configuration["slo_weight"], row.configuration["output_weight"])
