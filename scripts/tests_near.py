@@ -70,6 +70,7 @@ EXCEPTIONS = {
     "harness/engine/simulator/simulated.py": "tests/harness/engine/test_simul*.py",
     "harness/engine/torch/model_tensors.py": "tests/harness/engine/torch/test_paged_folder.py",
     "harness/engine/torch/decoder_config.py": "tests/harness/engine/torch/test_paged_folder.py",
+    "harness/engine/torch/encoder_config.py": "tests/harness/engine/torch/test_paged_encoder.py",
     "harness/engine/torch/execute.py": "tests/harness/engine/torch/test_paged_run.py",
     "harness/engine/torch/live_engine.py": "tests/harness/engine/torch/test_paged_server.py",
     "harness/engine/torch/rope.py": "tests/harness/engine/torch/test_paged_model.py",
@@ -102,6 +103,7 @@ EXCEPTIONS = {
     "harness/servers/sglang/plugin/": "tests/harness/servers/sglang/test_*.py",
     "harness/servers/vllm/plugin/": "tests/harness/servers/vllm/test_*.py",
     "harness/servers/http/prometheus.py": "tests/harness/servers/gateway/test_gateway.py",
+    "harness/servers/torch/torch_kind.py": "tests/harness/servers/test_server_kinds.py",
     "harness/servers/torch/torch_embeddings.py": (
         "tests/harness/servers/torch/test_torch_server_openai.py"
     ),

@@ -115,7 +115,7 @@ def _regression_text(regression: Regression) -> str:
     where += [] if row.rate_rps is None else [f"{rate_text(row.rate_rps)} req/s"]
     place = f" ({', '.join(where)})" if where else ""
     return (
-        f"{row.metric.name}{place}: {value_text(row.metric, row.a)} → "
+        f"{row.metric.short}{place}: {value_text(row.metric, row.a)} → "
         f"{value_text(row.metric, row.b)}, {change_text(row)} [{change_bounds_text(row)}], "
         f"p {p_text(row.p_holm)}"
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any
 
 from ...workloads.checksums import crc32_of_file, sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
@@ -28,23 +27,9 @@ _MOST = 4096  # buckets, and rows of an adapter
 _MOST_TOKENS = 1 << 31
 
 
-def _rising(values: tuple[float, ...]) -> tuple[float, ...]:
-    if any(a >= b for a, b in itertools.pairwise(values)):
-        raise ValueError("must rise")
-    return values
-
-
-Count = Annotated[int, Field(ge=0, lt=_MOST_TOKENS)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-_NO_OTHERS = ConfigDict(extra="forbid")
-
-
 @dataclass(frozen=True)
 class Base:
     """The model beneath the adapter, and what it must be for the adapter to fit."""
-
-    __pydantic_config__ = _NO_OTHERS
 
     name: str  # a hub's name, or the folder as it was given
     weights_sha256: str
@@ -55,15 +40,11 @@ class Base:
 class NetworkShape:
     """What the network is made of, apart from its weights."""
 
-    __pydantic_config__ = _NO_OTHERS
-
-    head: Annotated[str, Field(pattern=f"^({'|'.join(HEADS)})$")] = "softmax"
-    edges: Annotated[
-        tuple[Count, ...], Field(min_length=2, max_length=_MOST), AfterValidator(_rising)
-    ] = DEFAULT_EDGES
+    head: str = "softmax"
+    edges: tuple[int, ...] = DEFAULT_EDGES
     models: tuple[str, ...] = ()  # those it was trained on, by name
-    max_tokens: Annotated[Count, Field(gt=0)] = 128  # of the prompt, that are read
-    lora_r: Annotated[int, Field(gt=0, le=_MOST)] = 16
+    max_tokens: int = 128  # of the prompt, that are read
+    lora_r: int = 16
 
 
 @dataclass(frozen=True)
@@ -76,20 +57,16 @@ class PredictorConfig:
     what share `Words` have in a distribution; both were chosen there too.
     """
 
-    __pydantic_config__ = _NO_OTHERS
-
     shape: NetworkShape
     base: Base
     labels: str  # what lengths were counted with
-    conformal_offset: Number
-    words_share: Share
-    neighbours: Share
-    confusion: tuple[tuple[Count, ...], ...]
+    conformal_offset: float
+    words_share: float
+    neighbours: float
+    confusion: tuple[tuple[int, ...], ...]
     training: dict[str, Any]  # settings, epochs, rows: for the reader
-    generation: Count = 0  # how many updates it has had
-    recalibration: Annotated[
-        tuple[Number, ...], Field(max_length=_MOST), AfterValidator(_rising)
-    ] = ()  # of `distribution.recalibration`; empty: none
+    generation: int = 0  # how many updates it has had
+    recalibration: tuple[float, ...] = ()  # of `distribution.recalibration`; empty: none
 
     @property
     def weights_file(self) -> str:
@@ -102,16 +79,36 @@ class PredictorConfig:
         return f"samples-{self.generation}.jsonl.gz"
 
     def _check(self) -> None:
-        """Values that depend on others.
+        """Values that JSON may have and a predictor not.
 
         Raises:
-            ValueError: there is one that does not go with the others; says which.
+            ValueError: there is one; says which.
         """
-        size = len(self.shape.edges)
-        for name, kept in (
-            ("shape.edges", self.shape.edges[0] == 0),
-            ("confusion", [len(row) for row in self.confusion] == [size] * size),
-        ):
+        shape, base, edges = self.shape, self.base, self.shape.edges
+        buckets = range(len(edges))
+        rules = {
+            "shape.head": shape.head in HEADS,
+            "shape.edges": all(map(_is_count, edges))
+            and edges[:1] == (0,)
+            and 2 <= len(edges) <= _MOST
+            and all(a < b for a, b in itertools.pairwise(edges)),
+            "shape.models": all(isinstance(name, str) for name in shape.models),
+            "shape.max_tokens": _is_count(shape.max_tokens) and shape.max_tokens > 0,
+            "shape.lora_r": _is_count(shape.lora_r) and 0 < shape.lora_r <= _MOST,
+            "base": all(isinstance(text, str) for text in vars(base).values()),
+            "labels": isinstance(self.labels, str),
+            "conformal_offset": _is_number(self.conformal_offset),
+            "words_share": _is_number(self.words_share) and 0 <= self.words_share <= 1,
+            "neighbours": _is_number(self.neighbours) and 0 <= self.neighbours <= 1,
+            "confusion": [len(row) for row in self.confusion] == [len(edges) for _ in buckets]
+            and all(_is_count(number) for row in self.confusion for number in row),
+            "training": isinstance(self.training, dict),
+            "generation": _is_count(self.generation),
+            "recalibration": len(self.recalibration) <= _MOST
+            and all(map(_is_number, self.recalibration))
+            and all(a < b for a, b in itertools.pairwise(self.recalibration)),
+        }
+        for name, kept in rules.items():
             if not kept:
                 raise ValueError(f"{name} has no sensible value")
 
@@ -149,14 +146,15 @@ class PredictorConfig:
             version = plain.pop("format")
             if version != FORMAT:
                 raise FileFormatError(path, None, f"format is {version}, this reads {FORMAT}")
+            shape = plain.pop("shape")
+            for name in ("edges", "models"):
+                shape[name] = tuple(shape[name])
+            confusion = tuple(tuple(row) for row in plain.pop("confusion"))
+            base = Base(**plain.pop("base"))
             checksums = dict(plain.pop("files", {}))
-            config = TypeAdapter(cls).validate_json(json.dumps(plain), strict=True)
+            plain["recalibration"] = tuple(plain.get("recalibration", ()))
+            config = cls(shape=NetworkShape(**shape), base=base, confusion=confusion, **plain)
             config._check()
-        except ValidationError as error:
-            name = ".".join(map(str, error.errors()[0]["loc"]))
-            raise FileFormatError(
-                path, None, f"no predictor's configuration: {name} has no sensible value"
-            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error
         for name in config._files:
@@ -186,3 +184,11 @@ def packaged(name: str) -> Path | None:
     places = [] if spec is None else spec.submodule_search_locations or []
     folders = (Path(place) / "model" for place in places)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_TOKENS
+
+
+def _is_number(value: object) -> bool:
+    return _is_count(value) or (isinstance(value, float) and math.isfinite(value))

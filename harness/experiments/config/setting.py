@@ -174,7 +174,8 @@ class Declared:
     @property
     def first(self) -> Any:
         """The default as one value: the first of several."""
-        return self.default[0] if self.several and self.default else self.default
+        several = isinstance(self.default, tuple) and self.default
+        return self.default[0] if several else self.default
 
     @property
     def condition(self) -> bool:

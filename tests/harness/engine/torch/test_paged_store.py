@@ -204,7 +204,8 @@ def test_unfinished_units_of_a_dead_process_are_removed(tmp_path: Path, decoder:
 _OTHER = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+here = Path(sys.argv[1])
+sys.path[:0] = [str(here), str(here.parents[2])]
 import test_paged_store as t
 decoder = t.load_decoder(Path(sys.argv[2]))
 store = t.folders(Path(sys.argv[3]), decoder, 5, 4)

@@ -31,7 +31,7 @@ from slo_bench.harness.servers.torch.embedding_server import (  # noqa: E402
 )
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
-from ..plugins.test_embedding_scheduler import scheduler_of  # noqa: E402
+from ..plugin.test_embedding_scheduler import scheduler_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
