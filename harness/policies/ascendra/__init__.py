@@ -8,7 +8,7 @@ order for throughput (LP) make some requests late; a few instances reserved for 
 
 Which file answers what:
 
-- §4 (controller: LP instances in turn, subgroups of §8.7): `controller.py`; system `ascendra`.
+- §4 (controller: LP instances in turn, subgroups of §8.7): `ascendra_controller.py`; system `ascendra`.
 - §6.1 (tickets of idle HP instances, one outstanding): `controller.Ascendra.route`.
 - §5.3 (a request that would be late is offloaded to the HP instance with the shortest queue):
   `low_priority.AscendraLp.timeout` decides, `controller.Ascendra.on_returned` chooses the instance.

@@ -10,7 +10,7 @@ instances read, so that requests can be routed by load alone.
 
 Which file answers what:
 
-- §4.2 to §4.4 (orchestrator: routing, hand-over, control step): `controller.py`; system
+- §4.2 to §4.4 (orchestrator: routing, hand-over, control step): `banaserve_controller.py`; system
   `banaserve`.
 - Algorithm 4-1, Eq. 4-28 to 4-31 (which modules move from which device to which):
   `module_balancing.py`.
@@ -18,7 +18,7 @@ Which file answers what:
 - Eq. 4-1 to 4-9 as costs, Eq. 4-24 (bytes and seconds of a move, extra time of every later step),
   §4.3.1, §4.3.2 (step time of an instance with modules on other GPUs): `module_costs.py`.
 - Eq. 4-16 to 4-18, 4-23, 4-26 (latencies, use and throughput that a placement is predicted to
-  have): `prediction.py`. Eq. 4-25, 4-27 (budgets; the best placement): `search.py`.
+  have): `prediction.py`. Eq. 4-25, 4-27 (budgets; the best placement): `placement_search.py`.
 - Eq. 4-15, 4-16 (objective; column `banaserve_objective`): `objective.py`.
 
 In other folders:

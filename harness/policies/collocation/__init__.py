@@ -19,7 +19,7 @@ Which file answers what:
 - Ablations: `ablations.CollocationLru` (LRU in place of Algorithm 3; `collocation-lru`),
   `ablations.CollocationOpen` (without Algorithm 1; `collocation-open`).
 - Baselines (`static-split` of §3.3, `collocated-fcfs` of §3.4, `merged-batches` of §5.4):
-  `baselines.py`.
+  `collocation_baselines.py`.
 
 In other folders:
 

@@ -8,16 +8,16 @@ models are placed, evicted and activated by demand, fewer GPUs serve them within
 
 Which file answers what:
 
-- §6.2 (placement at regular times, activation on demand, eviction): `controller.py`; system
+- §6.2 (placement at regular times, activation on demand, eviction): `prism_controller.py`; system
   `prism`.
 - Algorithm 1, appendix A.1 (place models so that the largest KV pressure ratio is small, migration
   threshold, tensor-parallel parts apart): `kv_pressure.py`.
 - §6.2 (idle models leave under memory pressure, the largest SLO first):
-  `controller.eviction_order`; the threshold from the distribution of idle gaps is in
+  `prism_controller.eviction_order`; the threshold from the distribution of idle gaps is in
   `core/idle_gaps.py`.
 - Algorithm 2, §6.3 (one queue for all models of a GPU, Moore-Hodgson): `shared_queue.py`,
-  admission to the engines in `controller.Queues`.
-- Algorithm 2 on one instance with one model: `queue.py`; system `prism-queue`.
+  admission to the engines in `prism_controller.Queues`.
+- Algorithm 2 on one instance with one model: `prism_local.py`; system `prism-queue`.
 
 In other folders:
 

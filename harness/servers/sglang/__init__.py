@@ -1,1 +1,1 @@
-"""All that is known of SGLang: its recipe, its build for CPU, and the plugin inside it."""
+"""All that is known of SGLang: its kind, its build for CPU, and the plugin inside it."""

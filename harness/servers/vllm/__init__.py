@@ -1,1 +1,1 @@
-"""All that is known of vLLM: its recipe, and the plugin inside it."""
+"""All that is known of vLLM: its kind, and the plugin inside it."""

@@ -270,11 +270,11 @@ def test_runs_of_a_verdict_are_long_against_the_slo():
                 window_s=requests / rate_rps,
             )
 
-    found = verdict_of(Slow(), 10.0, 0.9, CONFIRM)
-    assert found.carries
+    verdict = verdict_of(Slow(), 10.0, 0.9, CONFIRM)
+    assert verdict.carries
     assert Slow.sizes[0] == 8000
     assert min(Slow.sizes[1:]) >= 20 * 100 * 10
-    assert found.runs == 3
+    assert verdict.runs == 3
 
 
 def test_plan_cheapest_follows_prices():

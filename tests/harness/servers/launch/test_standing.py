@@ -147,13 +147,13 @@ def test_launch_with_sleep_mode_has_its_arguments():
     assert "VLLM_SERVER_DEV_MODE" not in VLLM.environ("cuda", plain)
 
 
-@pytest.mark.parametrize("recipe", [VLLM, SGLANG])
-def test_kvcached_launch_sets_its_environment(recipe):
+@pytest.mark.parametrize("kind", [VLLM, SGLANG])
+def test_kvcached_launch_sets_its_environment(kind):
     with_it, without = (Launch(model="m", port=1, kvcached=on) for on in (True, False))
     assert KVCACHED == {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
-    assert KVCACHED.items() <= recipe.environ("cuda", with_it).items()
-    assert not KVCACHED.keys() & recipe.environ("cuda", without).keys()
-    words = [list(recipe.argv(Path("/env/bin"), "cuda", launch)) for launch in (with_it, without)]
+    assert KVCACHED.items() <= kind.environ("cuda", with_it).items()
+    assert not KVCACHED.keys() & kind.environ("cuda", without).keys()
+    words = [list(kind.argv(Path("/env/bin"), "cuda", launch)) for launch in (with_it, without)]
     assert words[0] == words[1]
 
 
