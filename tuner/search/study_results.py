@@ -1,7 +1,9 @@
 """Results of a study so far: its trials as rows, the best or the front, and the importances.
 
-The importance of each dimension for the objective is Optuna's PED-ANOVA (Watanabe, Bansal and
-Hutter, IJCAI 2023), which compares the best tenth of the trials to the others.
+The importance of each dimension for the objective is Optuna's PED-ANOVA or fANOVA. PED-ANOVA
+(Watanabe, Bansal and Hutter, IJCAI 2023) compares the best tenth of the trials to the others, and
+needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014) splits the variance
+over the whole space; Optuna's needs scikit-learn.
 
 Few trials give importances that are mostly chance, so they are computed again for resampled trials,
 and only those that stay above an even split are kept.
@@ -21,6 +23,8 @@ import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..capacity.search_options import SearchOutcome
 from .evaluate_configuration import PruningThreshold
 from .settings import CAPACITY, Aim
@@ -66,6 +70,11 @@ class StudyResults:
     best: tuple[TrialRow, ...]
     importances: Mapping[str, Mapping[str, tuple[float, float, float]]]
     running: int = 0  # trials that other processes are at work on
+
+    @property
+    def default(self) -> TrialRow | None:
+        """The trial of the default configuration, if it is a point of the space."""
+        return next((row for row in self.trials if row.default), None)
 
     @property
     def requests(self) -> int:
@@ -231,10 +240,15 @@ def stable_importances(
 
 
 LEAST_TRIALS = 8
+EVALUATORS = ("ped-anova", "fanova")
 
 
 def importances(
-    trials: Sequence[FrozenTrial], values: Sequence[float], *, maximise: bool
+    trials: Sequence[FrozenTrial],
+    values: Sequence[float],
+    *,
+    maximise: bool,
+    evaluator: str = "ped-anova",
 ) -> dict[str, float]:
     """Share of the importance by name, the largest first; empty if there are too few trials.
 
@@ -242,7 +256,15 @@ def importances(
         trials: evaluated and pruned trials.
         values: each trial's value of the objective; NaN where there is none.
         maximise: whether larger values are better.
+        evaluator: one of `EVALUATORS`.
+
+    Raises:
+        SloBenchError: the evaluator is unknown or not installed.
     """
+    if evaluator not in EVALUATORS:
+        raise SloBenchError(f"importances are by {' or '.join(EVALUATORS)}, not {evaluator!r}")
+    if evaluator == "fanova":
+        need("regressors", "importances by fanova")
     usable = [
         create_trial(
             params=trial.params,
@@ -258,7 +280,11 @@ def importances(
     study = optuna.create_study(direction="maximize" if maximise else "minimize")
     study.add_trials(usable)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is marked experimental
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        share_of = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        warnings.simplefilter("ignore")  # both are marked experimental
+        chosen: optuna.importance.BaseImportanceEvaluator = (
+            optuna.importance.FanovaImportanceEvaluator(seed=0)
+            if evaluator == "fanova"
+            else optuna.importance.PedAnovaImportanceEvaluator()
+        )
+        share_of = optuna.importance.get_param_importances(study, evaluator=chosen)
     return {name: float(share) for name, share in share_of.items()}

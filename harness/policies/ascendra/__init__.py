@@ -8,10 +8,12 @@ order for throughput (LP) make some requests late; a few instances reserved for 
 
 Which file answers what:
 
-- §4 (controller: LP instances in turn, subgroups of §8.7): `ascendra_controller.py`; system `ascendra`.
-- §6.1 (tickets of idle HP instances, one outstanding): `controller.Ascendra.route`.
+- §4 (controller: LP instances in turn, subgroups of §8.7): `ascendra_controller.py`; system
+  `ascendra`.
+- §6.1 (tickets of idle HP instances, one outstanding): `ascendra_controller.Ascendra.route`.
 - §5.3 (a request that would be late is offloaded to the HP instance with the shortest queue):
-  `low_priority.AscendraLp.timeout` decides, `controller.Ascendra.on_returned` chooses the instance.
+  `low_priority.AscendraLp.timeout` decides, `ascendra_controller.Ascendra.on_returned`
+  chooses the instance.
 - Algorithm 1, §5.2 (value functions), §5.4 (decodes first), budgets of compute, memory and tokens:
   `low_priority.py`; alone system `ascendra-lp`.
 - §6 (prompts before decodes), §6.2 (elastic batch from past decode lengths), §8.5 (safe while 10 %

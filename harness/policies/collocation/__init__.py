@@ -11,11 +11,12 @@ evict.
 Which file answers what:
 
 - Algorithm 1 (admit, defer or reject by the memory that all requests would hold until they end):
-  `policy.Collocation`; system `collocation`.
-- §3.1 (speculative reservation for high priority): `policy.Collocation`.
+  `collocation_policy.Collocation`; system `collocation`.
+- §3.1 (speculative reservation for high priority): `collocation_policy.Collocation`.
 - Algorithm 2 (quota between the two models, moved towards the one about to be late):
-  `policy.Collocation`, `policy.smooth_adjust`.
-- Algorithm 3 (eviction by priority, slack and cost of recomputation): `policy.Collocation`.
+  `collocation_policy.Collocation`, `collocation_policy.smooth_adjust`.
+- Algorithm 3 (eviction by priority, slack and cost of recomputation):
+  `collocation_policy.Collocation`.
 - Ablations: `ablations.CollocationLru` (LRU in place of Algorithm 3; `collocation-lru`),
   `ablations.CollocationOpen` (without Algorithm 1; `collocation-open`).
 - Baselines (`static-split` of §3.3, `collocated-fcfs` of §3.4, `merged-batches` of §5.4):

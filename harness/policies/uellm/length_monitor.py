@@ -35,9 +35,16 @@ class LengthMonitor:
     """What one instance has seen of predicted and true lengths; a policy's `new_state()`."""
 
     def __init__(self) -> None:
+        self.seen = 0
+        self.in_bucket = 0
         self.mispredicted: deque[Misprediction] = deque(maxlen=_QUEUED)
         self._true_tokens = [deque[int](maxlen=_REMEMBERED) for _ in BUCKET_EDGES]
         self._reserve_tokens = [bucket_last_tokens(bucket) for bucket in range(len(BUCKET_EDGES))]
+
+    @property
+    def bucket_accuracy(self) -> float:
+        """Share of finished requests with the right predicted bucket; NaN before the first."""
+        return self.in_bucket / self.seen if self.seen else float("nan")
 
     def expected_tokens(self, r: RequestState, view: View) -> int:
         """The predicted length, and twice what an answer already had where it began anew."""
@@ -71,10 +78,13 @@ class LengthMonitor:
         """`r` has finished: compare, correct, and queue it where it was mispredicted."""
         predicted, true = view.predict.output_tokens(r), view.emitted_tokens(r)
         bucket = bucket_of(predicted)
+        self.seen += 1
         lengths = self._true_tokens[bucket]
         lengths.append(true)
         self._reserve_tokens[bucket] = max(bucket_last_tokens(bucket), max(lengths))
-        if bucket_of(true) > bucket:
-            view.counters.add(UNDERESTIMATES, r)
-        if bucket_of(true) != bucket:
+        if bucket == bucket_of(true):
+            self.in_bucket += 1
+        else:
+            if bucket_of(true) > bucket:
+                view.counters.add(UNDERESTIMATES, r)
             self.mispredicted.append(Misprediction(r.id, r.prompt_tokens, predicted, true))

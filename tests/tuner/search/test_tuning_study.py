@@ -19,10 +19,12 @@ from slo_bench.tuner.search.outcome import read_tuning
 from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage, opened
 from slo_bench.tuner.search.study_results import (
+    EVALUATORS,
     KEY,
     OWNER,
     SAME_AS,
     counted,
+    importances,
     note,
     noted,
     stable_importances,
@@ -63,8 +65,7 @@ def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     assert len({tuple(sorted(row.configuration.items())) for row in rows}) == 6
     (best,) = outcome.study.best
     assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
-    (default,) = (row for row in rows if row.default)
-    assert best.values[0] > 1.1 * default.values[0]
+    assert best.values[0] > 1.1 * outcome.study.default.values[0]
     lost = [row for row in rows if row.state == "lost"]
     assert lost
     assert all(row.requests < best.requests for row in lost)
@@ -119,6 +120,23 @@ def test_ablation_resets_parameters_without_effect(tmp_path):
     assert winner.row.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
     assert not any("max_num_seqs" in command for command in winner.commands)
     assert read_tuning(tmp_path / "o")["ablations"][0]["parameter"] == "chunk_tokens"
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_the_dimension_that_decides_is_the_important_one(evaluator):
+    rng = np.random.default_rng(0)
+    space = {name: optuna.distributions.FloatDistribution(0, 1) for name in "ab"}
+    trials = [
+        optuna.trial.create_trial(
+            params=dict(zip("ab", drawn, strict=True)), distributions=space, value=0.0
+        )
+        for drawn in rng.uniform(size=(40, 2)).tolist()
+    ]
+    values = [trial.params["b"] for trial in trials]
+    shares = importances(trials, values, maximise=True, evaluator=evaluator)
+    assert shares["b"] > 0.9 > 0.1 > shares["a"]
+    with pytest.raises(SloBenchError, match="importances are by ped-anova or fanova, not 'anova'"):
+        importances(trials, values, maximise=True, evaluator="anova")
 
 
 def test_importances_due_to_chance_are_left_out():

@@ -251,6 +251,7 @@ def test_length_monitor_queues_mispredictions():
     monitor, view = LengthMonitor(), Told(20)
     for i, tokens in enumerate((16, 31, 32, 15)):
         monitor.observe(done(i, tokens), view)
+    assert monitor.bucket_accuracy == 0.5
     assert [(m.id, m.predicted_tokens, m.output_tokens) for m in monitor.mispredicted] == [
         (2, 20, 32),
         (3, 20, 15),
