@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import ClassVar
 
@@ -27,6 +28,15 @@ from ..vllm import Vllm
 
 INF = math.inf
 _MOST_LIMITS = 1024  # remembered
+
+
+class Decision(Enum):
+    """Result of Algorithm 1 for one request."""
+
+    ADMIT = "admit"
+    ADMIT_WITH_PREEMPTION = "admit with preemption"
+    DEFER = "defer"
+    REJECT = "reject"
 
 
 @dataclass
@@ -324,6 +334,17 @@ class Collocation(Collocated, Vllm):
         kv_tokens = view.decode_kv_tokens + r.target_tokens
         step_s = predict.step_s(view.n_decoding + 1, kv_tokens, ())
         return predict.step_s(0, 0, ((0, r.target_tokens),)) + step_s * predict.output_tokens(r)
+
+    def decide(self, r: RequestState, view: View) -> Decision:
+        """Decide on one request (Algorithm 1)."""
+        lacking = self._lacking(r, view)
+        if lacking <= 0 or not view.n_running:
+            return Decision.ADMIT
+        if r.priority > 0 and self._victims(view, lacking):
+            return Decision.ADMIT_WITH_PREEMPTION
+        if due_s(r) - view.now_s > self.defer_threshold_s:
+            return Decision.DEFER
+        return Decision.REJECT
 
     def queue_key(self, r: RequestState, view: View) -> Key:
         return (0.0 if r.priority > 0 else 1.0, r.arrival_s)

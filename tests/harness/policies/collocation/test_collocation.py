@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.collocation.collocation_policy import (
     Collocation,
+    Decision,
     smooth_adjust,
 )
-from slo_bench.harness.policies.edf import due_s
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.load_forecaster import DecayingForecaster, LoadForecaster
@@ -53,27 +52,6 @@ MIX = (
 )
 NO_SLO = Slo()
 SLO = "chat:ttft=1,tpot=0.15; batch:ttft=5,tpot=0.3; embed:e2e=2"
-
-
-class Decision(Enum):
-    """Result of Algorithm 1 for one request."""
-
-    ADMIT = "admit"
-    ADMIT_WITH_PREEMPTION = "admit with preemption"
-    DEFER = "defer"
-    REJECT = "reject"
-
-
-def decide(policy: Collocation, r: RequestState, view: Any) -> Decision:
-    """Algorithm 1 as it is printed, by the policy's own terms."""
-    lacking = policy._lacking(r, view)
-    if lacking <= 0 or not view.n_running:
-        return Decision.ADMIT
-    if r.priority > 0 and policy._victims(view, lacking):
-        return Decision.ADMIT_WITH_PREEMPTION
-    if due_s(r) - view.now_s > policy.defer_threshold_s:
-        return Decision.DEFER
-    return Decision.REJECT
 
 
 def placement(blocks: int) -> Placement:
@@ -288,9 +266,9 @@ def test_admission_counts_reservations_of_three_requests():
         policy = Collocation(counts=counts, **PLAIN)
         first, second, new = request(5, 40, 1), request(5, 40, 1), request(5, 40)
         view = view_of(policy, first, queue=[new], free_blocks=94)
-        assert decide(policy, new, view) is Decision.ADMIT
+        assert policy.decide(new, view) is Decision.ADMIT
         view = view_of(policy, first, second, queue=[new], free_blocks=88)
-        assert decide(policy, new, view) is third
+        assert policy.decide(new, view) is third
 
 
 @pytest.mark.parametrize(("counts", "preempted"), [("reserved", False), ("current", True)])
@@ -325,17 +303,17 @@ def test_high_priority_admission_preempts_low_priority_only():
     policy = Collocation(completion_tokens=1, **PLAIN)
     low, high = request(50, 40, 1), request(50, 40, 1, priority=1)
     new = request(50, 40, priority=1)
-    assert decide(policy, new, view_of(policy, low, queue=[new])) is Decision.ADMIT_WITH_PREEMPTION
-    assert decide(policy, new, view_of(policy, high, queue=[new])) is Decision.DEFER
+    assert policy.decide(new, view_of(policy, low, queue=[new])) is Decision.ADMIT_WITH_PREEMPTION
+    assert policy.decide(new, view_of(policy, high, queue=[new])) is Decision.DEFER
 
 
 def test_request_is_deferred_until_the_threshold_then_rejected():
     policy = Collocation(defer_threshold_s=2.0, **PLAIN)
     running = request(50, 40, 1)
     new = request(50, 40, slo=Slo(ttft_s=5))
-    assert decide(policy, new, view_of(policy, running, queue=[new])) is Decision.DEFER
+    assert policy.decide(new, view_of(policy, running, queue=[new])) is Decision.DEFER
     late = view_of(policy, running, queue=[new], now_s=3.5)
-    assert decide(policy, new, late) is Decision.REJECT
+    assert policy.decide(new, late) is Decision.REJECT
     leave = policy.timeout(new, view_of(policy, running, queue=[new]))
     assert leave is not None
     assert leave.time_s == 3.0
@@ -394,13 +372,13 @@ def test_low_priority_leaves_room_for_the_high_priority_to_come():
     policy = Collocation(safety_ratio=0.0, speculative_share=0.5, horizon_s=1.0, window_s=10.0)
     running, low = request(20, 20, 1), request(25, 25)
     view = view_of(policy, running, queue=[low], now_s=10.0)
-    assert decide(policy, low, view) is Decision.ADMIT
+    assert policy.decide(low, view) is Decision.ADMIT
     for _ in range(10):
         policy.admit(request(20, 20, priority=1), view)  # 40 blocks a second
-    assert decide(policy, low, view) is Decision.DEFER
+    assert policy.decide(low, view) is Decision.DEFER
     high = request(25, 25, priority=1)
     policy.admit(high, view)
-    assert decide(policy, high, view) is Decision.ADMIT
+    assert policy.decide(high, view) is Decision.ADMIT
 
 
 # ---------------------------------------------------------------- properties
