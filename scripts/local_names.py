@@ -5,8 +5,8 @@ Usage: scripts/local_names.py [--root DIR] [--list] [--folder FOLDER]
 
 A vague name tells the history of a value (`found`, `asked`, `made`) and not what it is (`profile`,
 `rows`, `bucket`). Counts every binding: assignments, parameters, targets of loops, `with` and
-`except`. Exit code 1: there are more than `BUDGET` allows, or fewer, so that the budget falls with
-them. Needs the standard library alone.
+`except`. Exit code 1: there are more than `BUDGET` allows; with fewer, it says that the budget can
+fall. Needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VAGUE = {
 }
 # Bindings with such a name that may stand. Those of the package are keys of files that are written
 # or read; tools, scripts and examples count as the package.
-BUDGET = {"package": 6, "tests": 72}
+BUDGET = {"package": 5, "tests": 72}
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number, budget = counts[True], BUDGET[area]
         share = number / counts.total()
         print(f"{area}: {number} of {counts.total()} names are vague ({share:.2%})")
-        if number != budget:
+        if number > budget:
             status = 1
-            mend = "name what the values are" if number > budget else "lower it in this script"
-            print(f"  the budget is {budget}: {mend} (--list shows them)")
+            print(f"  the budget is {budget}: name what the values are (--list shows them)")
+        elif number < budget:
+            print(f"  the budget is {budget}: it can be lowered in this script")
     return status
 
 
