@@ -111,12 +111,13 @@ class BanaServe(DisaggregatedPolicy):
     `moves_by`: Algorithm 4-1, by gaps between loads, or the search for the best predicted objective
     within the SLOs of the requests (Eq. 4-25 and 4-27), over the next `horizon_s` seconds and with
     answers of `answer_tokens` (see `prediction`, `search`); `alpha`, `beta` and `gamma` are the
-    weights of Eq. 4-15. `benefit`: of a move of Algorithm 4-1, for the seconds that it takes; the
-    gap that it closes, as printed, or what it saves while it lasts: the latency of the requests of
-    the next `horizon_s`, with the hops and the wait of the helper's steps that every later step
-    pays. Then modules also return as soon as that saves latency. At most `most_share` of the layers or
-    heads of an instance are elsewhere. `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or
-    head that moves; the thesis has no figure.
+    weights of Eq. 4-15. At most `most_share` of the layers or heads of an instance are elsewhere.
+    `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or head that moves; the thesis has no
+    figure. `benefit`, what a move of Algorithm 4-1 must bring for each second that it takes
+    (`efficiency`): the gap between loads that it closes, as printed, or the seconds of latency that
+    it saves the requests of the next `horizon_s` (lasting). The latter counts what every later step
+    pays, the hops and the wait of the helper's own steps, and brings modules home as soon as that
+    saves latency.
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
     4-20 to 4-23). What moves is decided on what was measured since the last look and on the prompts
