@@ -372,6 +372,8 @@ _OF_CELLS: tuple[Figure, ...] = (
            lambda run: run.result.overlong),
     RequestFigure("overlong_truncated", "requests", "shortened to fit the context or the KV cache",
                   lambda requests: requests.truncated, whole_run=True),
+    Figure("models_unplaced", "models", "with requests, and on no GPU in the whole run",
+           lambda run: {} if run.result.models_unplaced is None else run.result.models_unplaced),
     RequestFigure("dropped", "requests", "dropped while waiting", _ended(Outcome.DROPPED)),
     RequestFigure("unfinished", "requests", "the others, failed and cancelled ones included",
                   _ended(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED)),
