@@ -27,8 +27,9 @@ each claim of the paper's published tables (or those named by `only`), as publis
 set-up, and what decides it. `table` shows the mean over seeds of a column for each value of the
 axes `rows` (parameters of a system as `system.parameter`) and `columns`. `map` names the best
 series by workload (facet) and rate, with those level with it. `fitted` lists what was fitted to a
-paper. `backends` says where systems run, as `slo-bench list compatibility`. `output` is what a command prints, kept in docs/papers/results/NAME; `--suite NAME` runs it
-again. `lines = 20` shows its first twenty lines.
+paper. `backends` says where systems run, as `slo-bench list compatibility`. `output` is what a
+command prints, kept in docs/papers/results/NAME; `--suite NAME` runs it again. `lines = 20` shows
+its first twenty lines.
 """
 
 from __future__ import annotations
