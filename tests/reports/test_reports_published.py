@@ -380,9 +380,12 @@ def test_claims_say_where_every_setting_is_from(name):
     for path in suites().values():
         settings = read_toml(path)[0]
         if settings.get("published") == name:
-            of_systems = settings.pop("parameters", {})
-            parameters = {f"{s}.{key}" for s, values in of_systems.items() for key in values}
-            assert (settings.keys() - OF_THE_RUN) | parameters == table.sources.keys(), path.stem
+            named = set()
+            for options in (settings, *settings.pop("variants", {}).values()):
+                of_systems = options.pop("parameters", {})
+                named |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
+                named |= options.keys() - OF_THE_RUN
+            assert named == table.sources.keys(), path.stem
 
 
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
@@ -472,11 +475,17 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
             *(p.items() for p in (published_row.where, published_row.than or {}))
         ):
             if pinned not in ("knee", ""):
-                value = settings["parameters"] if "." in key else settings
-                for part in AXES.get(key, key).split("."):
-                    value = value[part]
-                values = value if isinstance(value, list) else [value]
+                values = [*values_of(settings, key)]
+                for variant in settings.get("variants", {}).values():
+                    values += values_of(variant, key)
                 assert any(same(v, pinned) for v in values), f"{published_row.what}: {key}"
+
+
+def values_of(settings, key):
+    value = settings.get("parameters", {}) if "." in key else settings
+    for part in AXES.get(key, key).split("."):
+        value = value.get(part, {})
+    return value if isinstance(value, list) else [] if value == {} else [value]
 
 
 def same(value, pinned):
