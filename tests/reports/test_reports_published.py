@@ -369,6 +369,31 @@ def test_suites_name_existing_published_tables():
         load_published(str(name))
 
 
+EACH = """title = "x"
+[[row]]
+what = "{mix} against {rival}"
+published = "> 0"
+column = "attainment"
+where = { system = "edf" }
+claim = "more than {rival}"
+[row.each.mix]
+"1:9" = { workload = "collocated(1:9)" }
+"3:7" = { workload = "collocated(3:7)" }
+[row.each.rival]
+vLLM = { than = { system = "vllm" } }
+"""
+
+
+def test_each_makes_a_row_of_every_combination(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(EACH)
+    rows = load_published(str(path)).rows
+    assert [r.what for r in rows] == ["1:9 against vLLM", "3:7 against vLLM"]
+    assert rows[0].where == {"system": "edf", "workload": "collocated(1:9)"}
+    assert [r.than for r in rows] == [{"system": "vllm"}] * 2
+    assert {r.claim for r in rows} == {"more than vLLM"}
+
+
 OF_THE_RUN = {"name", "published", "seeds", "seed", "records", "tuning", "combinations"}
 
 
@@ -380,12 +405,14 @@ def test_claims_say_where_every_setting_is_from(name):
     for path in suites().values():
         settings = read_toml(path)[0]
         if settings.get("published") == name:
-            named = set()
+            settings_set, parameters = set(), set()
             for options in (settings, *settings.pop("variants", {}).values()):
                 of_systems = options.pop("parameters", {})
-                named |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
-                named |= options.keys() - OF_THE_RUN
-            assert named == table.sources.keys(), path.stem
+                parameters |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
+                settings_set |= options.keys() - OF_THE_RUN
+            if "parameters" in table.sources:  # of all that no source of its own names
+                parameters = (parameters & table.sources.keys()) | {"parameters"}
+            assert settings_set | parameters == table.sources.keys(), path.stem
 
 
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
@@ -413,6 +440,11 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
             "vary needs the value at which the row stands",
         ),
         (ROW + "published = 1\nsetup = 'best'", "setup must be published, fair but is"),
+        (ROW + "published = 1\n[row.each]\nmix = 3", "each must be tables of settings by label"),
+        (
+            ROW + "published = 1\n[row.each.mix]\na = 3",
+            "each must hold tables of settings but has 3",
+        ),
         ("sources = { gpu = 'guess' }\n" + ROW + "published = 1", "gpu must begin with printed"),
         ("sources = { gpuu = 'printed' }\n" + ROW + "published = 1", "setting in sources 'gpuu'"),
         ("note = 3\n" + ROW + "published = 1", "note must be text but is 3"),
