@@ -68,7 +68,9 @@ def every_cut(items):
 
 def holds(room, batch):
     prompt_tokens = max(i.prompt_tokens for i in batch)
-    return room.holds(len(batch), prompt_tokens, max(i.reserved_tokens for i in batch))
+    reserved_tokens = max(i.reserved_tokens for i in batch)
+    output_tokens = sum(i.output_tokens for i in batch)
+    return room.holds(len(batch), prompt_tokens, reserved_tokens, output_tokens)
 
 
 def test_s3_sorted_cut_is_the_best_by_brute_force():
