@@ -40,6 +40,7 @@ from . import (
     published,
     recovered,
     validation,
+    verdicts,
     why,
     winners,
 )
@@ -121,7 +122,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         noun=facet_noun(cells),
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
-        verdict_rules=published.RULES,
+        verdict_rules=verdicts.RULES,
         capacities=capacity_page.table(searched, cells),
         swept=swept,
         facets=facets,
