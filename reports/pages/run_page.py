@@ -47,6 +47,7 @@ from . import (
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
 from .summary_page import (
+    CUT,
     LESS_WORK,
     NOT_STATIONARY,
     best_table,
@@ -57,6 +58,7 @@ from .summary_page import (
     not_stationary_text,
     oversize_text,
     shared_cores_text,
+    cut_answers_text,
     short_answers_text,
     truncated_text,
     unfitted_pairs,
@@ -267,6 +269,7 @@ def _notices(
         ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
         ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
         ("Short answers.", short_answers_text(cells), LESS_WORK),
+        ("Cut answers.", cut_answers_text(cells), CUT),
         (
             "No per-request records",
             without and f"were kept by {without}",
