@@ -17,6 +17,7 @@ stands between two comments:
     <!-- map: suite = "parallelism-map", value = "tpot_p99_s" -->
     <!-- claims: paper = "uellm" -->
     <!-- fitted: paper = "prism" -->
+    <!-- backends: systems = ["prism", "prism-queue"] -->
     <!-- output: name = "step-times-ascendra", command = ["sensitivity", "--rate", "10", …] -->
     …
     <!-- end -->
@@ -26,8 +27,9 @@ each claim of the paper's published tables (or those named by `only`), as publis
 set-up, and what decides it. `table` shows the mean over seeds of a column for each value of the
 axes `rows` (parameters of a system as `system.parameter`) and `columns`. `map` names the best
 series by workload (facet) and rate, with those level with it. `fitted` lists what was fitted to a
-paper. `output` is what a command prints, kept in docs/papers/results/NAME; `--suite NAME` runs it
-again. `lines = 20` shows its first twenty lines.
+paper. `backends` says where systems run, as `slo-bench list compatibility`. `output` is what a
+command prints, kept in docs/papers/results/NAME; `--suite NAME` runs it again. `lines = 20` shows
+its first twenty lines.
 """
 
 from __future__ import annotations
@@ -54,7 +56,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
+from slo_bench.harness.servers.launch.compatibility import (
+    BACKENDS,
+    compatibility_of,
+    limitation,
+)
 from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels
@@ -68,7 +76,8 @@ PAGES = ROOT / "docs" / "papers"
 RESULTS = PAGES / "results"
 FOLDERS = (PAGES, ROOT / "docs" / "measurements")
 _BLOCK = re.compile(
-    r"(<!-- (published|table|map|claims|fitted|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (published|table|map|claims|fitted|backends|output): (.*?) -->\n)(.*?)(<!-- end -->)",
+    re.DOTALL,
 )
 _ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
 
@@ -253,6 +262,7 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
         "map": _map_block,
         "claims": _claims_block,
         "fitted": _fitted_block,
+        "backends": _backends_block,
         "output": _output_block,
     }
 
@@ -433,6 +443,27 @@ def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
     return "\n".join(
         ["Fitted to results of this paper:", "", *(f"- {f.sentence()}" for f in constants)]
     )
+
+
+def _backends_block(fields: Mapping[str, Any], results: Path) -> str:
+    """Where each system runs; below the table what is left out there, or why it does not run."""
+    rows = []
+    limited: dict[str, dict[str, list[str]]] = {}  # by reason and system: the backends
+    for name in fields["systems"]:
+        where = system(name)
+        marks = []
+        for backend, refusal in compatibility_of(where).items():
+            reason = refusal or limitation(where, backend)
+            marks.append("no" if refusal else "part" if reason else "yes")
+            if reason:
+                limited.setdefault(reason, {}).setdefault(name, []).append(backend)
+        rows.append((f"`{name}`", *marks))
+    reasons = (f"- {_placed(systems)}: {reason}." for reason, systems in limited.items())
+    return "\n".join([*_markdown(("system", *BACKENDS), rows), "", *reasons])
+
+
+def _placed(systems: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"`{name}` ({', '.join(backends)})" for name, backends in systems.items())
 
 
 def _output_block(fields: Mapping[str, Any], results: Path) -> str:

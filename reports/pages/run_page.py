@@ -62,6 +62,7 @@ from .summary_page import (
     short_answers_text,
     truncated_text,
     unfitted_pairs,
+    unplaced_text,
 )
 
 MANY = 4
@@ -266,6 +267,7 @@ def _notices(
         ("One machine.", shared_cores_text(cells), "."),
         ("Truncated.", truncated_text(cells), f" were shortened to fit {_ROOM}."),
         ("Too long.", oversize_text(cells), f" exceed {_ROOM}; {_MISSED}"),
+        ("Models on no GPU.", unplaced_text(cells), "; all their requests are missed."),
         ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
         ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
         ("Short answers.", short_answers_text(cells), LESS_WORK),
