@@ -78,6 +78,6 @@ def test_at_once_suite_cuts_answers_of_ua_and_of_no_other_variant(tmp_path):
     experiment = Experiment.suite("uellm-at-once", seeds=1, **settings)
     results = experiment.run(tmp_path / "run", jobs=1)
     cut = results.cells.groupby("variant")["count_answers_cut"].sum()
-    assert {name for name, count in cut.items() if count} == {"UA", "UA, cap 50"}
+    assert {name for name, count in cut.items() if count} == {"UA"}
     whole = results.cells.query("variant == 'fair SLO-ODBS'")
     assert whole["count_answers_cut"].isna().all()
