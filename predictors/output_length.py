@@ -80,7 +80,9 @@ class NoisyOracle:
         if not 0 <= self.accuracy <= 1:
             raise SloBenchError(f"noisy accuracy must be from 0 to 1 but is {self.accuracy:g}")
         if not 0 < self.factor <= 100:
-            raise SloBenchError(f"noisy factor must be above 0, at most 100, but is {self.factor:g}")
+            raise SloBenchError(
+                f"noisy factor must be above 0, at most 100, but is {self.factor:g}"
+            )
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         true = buckets_of(workload.output_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import tomllib
@@ -471,15 +470,13 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
     for published_row in filter(
         lambda row: row.column, load_published(str(settings["published"])).rows
     ):
-        sides = [{}, *filter(None, (published_row.than, *published_row.order))]
-        for key, pinned, side in (
-            (key, pinned, side)
-            for side in ({**published_row.where, **pins} for pins in sides)
-            for key, pinned in side.items()
-        ):
-            if pinned not in ("knee", "") and key != "variant":
-                changes = settings["variants"][side["variant"]] if "variant" in side else {}
-                section = {**settings, **changes}
+        for pins in ({}, *filter(None, (published_row.than, *published_row.order))):
+            side = {**published_row.where, **pins}
+            changes = settings["variants"][side.pop("variant")] if "variant" in side else {}
+            section = {**settings, **changes}
+            for key, pinned in side.items():
+                if pinned in ("knee", ""):
+                    continue
                 value = section["parameters"] if "." in key else section
                 for part in AXES.get(key, key).split("."):
                     value = value[part]

@@ -105,9 +105,7 @@ class S3(StaticPolicy):
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)
             items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
-        room = BatchCapacity(
-            self.max_batch, view.total_blocks, view.block_size, self.token_budget
-        )
+        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_size, self.token_budget)
         batches = pack(items, room)
         if self.first == "oldest":
             oldest = items[0]

@@ -295,9 +295,7 @@ def test_without_output_cap_no_answer_is_cut_and_none_counted(serve, requests):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_cut_answers_have_the_cap_of_their_batch_and_the_others_their_length(
-    serve, requests, seed
-):
+def test_cut_answers_have_the_cap_of_their_batch_and_the_others_their_length(serve, requests, seed):
     rng = np.random.default_rng(seed)
     outputs, predicted = rng.integers(1, 80, 30), rng.integers(1, 60, 30)
     cap = int(rng.integers(0, 20))
@@ -315,5 +313,5 @@ def test_policy_that_leaves_no_token_is_refused_by_name(serve, requests):
         def output_cap_tokens(self, batch, view):
             return 0
 
-    with pytest.raises(SloBenchError, match="Mute.output_cap_tokens must be at least 1 but is 0"):
+    with pytest.raises(SloBenchError, match="output_cap_tokens must be at least 1 but is 0"):
         serve(requests((0, 4, 3)), Mute())
