@@ -217,7 +217,9 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
 
 
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
-    """Copy the columns that are needed, numbers to six digits."""
+    """Copy the columns that are needed, numbers to six digits. Cells are numbered: what their names
+    say stands in the columns.
+    """
     with source.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = list(rows[0])
@@ -226,7 +228,8 @@ def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
     with kept.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kept_names)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            row["cell"] = str(number)
             writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in kept_names])
 
 

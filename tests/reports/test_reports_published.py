@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import tomllib
@@ -364,7 +363,7 @@ def test_shipped_published_tables_are_complete(name):
 
 def test_suites_name_existing_published_tables():
     named = [read_toml(path)[0].get("published") for path in suites().values()]
-    assert "uellm" in named
+    assert "uellm-at-once" in named
     for name in filter(None, named):
         load_published(str(name))
 
@@ -405,11 +404,15 @@ def test_claims_say_where_every_setting_is_from(name):
     for path in suites().values():
         settings = read_toml(path)[0]
         if settings.get("published") == name:
-            of_systems = settings.pop("parameters", {})
-            parameters = {f"{s}.{key}" for s, values in of_systems.items() for key in values}
+            names: set[str] = set()
+            for section in (settings, *settings.pop("variants", {}).values()):
+                of_systems = section.pop("parameters", {})
+                names |= section.keys() - OF_THE_RUN
+                names |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
             if "parameters" in table.sources:  # of all that no source of its own names
-                parameters = (parameters & table.sources.keys()) | {"parameters"}
-            assert (settings.keys() - OF_THE_RUN) | parameters == table.sources.keys(), path.stem
+                unnamed = {name for name in names if "." in name} - table.sources.keys()
+                names = (names - unnamed) | {"parameters"}
+            assert names == table.sources.keys(), path.stem
 
 
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
@@ -500,11 +503,14 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
     for published_row in filter(
         lambda row: row.column, load_published(str(settings["published"])).rows
     ):
-        for key, pinned in itertools.chain(
-            *(p.items() for p in (published_row.where, published_row.than or {}))
-        ):
-            if pinned not in ("knee", ""):
-                value = settings["parameters"] if "." in key else settings
+        for pins in ({}, *filter(None, (published_row.than, *published_row.order))):
+            side = {**published_row.where, **pins}
+            changes = settings["variants"][side.pop("variant")] if "variant" in side else {}
+            section = {**settings, **changes}
+            for key, pinned in side.items():
+                if pinned in ("knee", ""):
+                    continue
+                value = section["parameters"] if "." in key else section
                 for part in AXES.get(key, key).split("."):
                     value = value[part]
                 values = value if isinstance(value, list) else [value]
