@@ -81,6 +81,12 @@ def test_judge_of_a_row_without_a_column_is_not_run():
 def test_judge_ignores_invalid_cells():
     judged = judge(row(**A), run(valid=[False, True, True, True, True, True]))
     assert (judged.verdict, judged.text) == ("undecided", "87.5")  # two seeds
+    assert "2 of 3 seeds have a value" in judged.remarks
+
+
+def test_judge_names_seeds_without_a_value():
+    judged = judge(row(**A), run(attainment=[0.8, math.nan, 0.85, 0.4, 0.5, 0.45]))
+    assert (judged.text, judged.remarks[-1]) == ("82.5", "2 of 3 seeds have a value")
 
 
 @pytest.mark.parametrize(
