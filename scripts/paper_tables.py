@@ -134,10 +134,21 @@ def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
         fields = block_fields(fields_text)
         if kind in ("table", "map"):
             yield fields["suite"], {fields["value"]}
-        elif kind == "published":
-            rows = load_published(_published(fields["suite"])).rows
+        suites = [fields["suite"]] if kind == "published" else []
+        for suite in _suites_of(fields["paper"]) if kind == "claims" else suites:
+            rows = load_published(_published(suite)).rows
             read = {name for row in rows for name in (row.column, row.per) if name is not None}
-            yield fields["suite"], read
+            yield suite, read
+
+
+def _suites_of(paper: str, results: Path = RESULTS) -> Iterator[str]:
+    """The suites with results whose table of published results has claims of this paper."""
+    for folder in sorted(path for path in results.iterdir() if (path / "cells.csv").is_file()):
+        named = tomllib.loads((folder / "experiment.toml").read_text()).get("published")
+        if named is not None:
+            table = load_published(str(named))
+            if table.paper == paper and any(row.claim for row in table.rows):
+                yield folder.name
 
 
 def _published(suite: str) -> str:
@@ -217,7 +228,9 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
 
 
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
-    """Copy the columns that are needed, numbers to six digits."""
+    """Copy the columns that are needed, numbers to six digits. Cells are numbered: what their names
+    say stands in the columns.
+    """
     with source.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = list(rows[0])
@@ -226,7 +239,8 @@ def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
     with kept.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kept_names)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            row["cell"] = str(number)
             writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in kept_names])
 
 
@@ -326,19 +340,15 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
     """Every claim of a paper: what was published, the verdicts of both set-ups, what decides."""
     claims: dict[str, list[tuple[PublishedRow, Finding]]] = {}
     shown = []
-    for folder in sorted(path for path in results.iterdir() if (path / "cells.csv").is_file()):
-        named = tomllib.loads((folder / "experiment.toml").read_text()).get("published")
-        if named is None or load_published(str(named)).paper != fields["paper"]:
-            continue
-        run, cells = _results(folder)
+    for suite in _suites_of(fields["paper"], results):
+        run, cells = _results(results / suite)
         (table,) = tables_of([run], cells, levels(cells))
         if not isinstance(table, JudgedTable):
             raise SloBenchError(table)
-        of_claims = [(row, judged) for row, judged in table.rows if row.claim]
-        for row, judged in of_claims:
-            claims.setdefault(row.claim, []).append((row, judged))
-        if of_claims:
-            shown.append(f"`slo-bench {' '.join(run.environment['command'])}`")
+        for row, judged in table.rows:
+            if row.claim:
+                claims.setdefault(row.claim, []).append((row, judged))
+        shown.append(f"`slo-bench {' '.join(run.environment['command'])}`")
     rows = []
     for claim in fields.get("only", claims):
         if (of_claim := claims.get(claim)) is None:
@@ -364,12 +374,13 @@ def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
     if len(rows) > _MANY_ROWS:
         counts = Counter(judged.verdict for _, judged in rows)
         return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return "; ".join(
-        f"{row.what}: " * (len(rows) > 1)
-        + judged.verdict
-        + f", {judged.text}" * (judged.text != "–")
-        for row, judged in rows
-    )
+    texts = []
+    for row, judged in rows:
+        name = f"{row.what}: " if len(rows) > 1 else ""
+        figure = f", {judged.text}" if judged.text != "–" else ""
+        depends = [remark for remark in judged.remarks if remark.startswith("depends on")]
+        texts.append(f"{name}{' and '.join(depends) or judged.verdict}{figure}")
+    return "; ".join(texts)
 
 
 def _table_block(fields: Mapping[str, Any], results: Path) -> str:

@@ -35,7 +35,8 @@ ORIGINS = ("printed", "authors' code", "authors' logs", "assumed")
 """Where a setting of a published comparison is from."""
 
 Pins = Mapping[str, str | float | bool]
-_PINNED = {*LEAD_COLUMNS, *declared(ExperimentSchema)}  # besides parameters, `system.parameter`
+# Besides parameters, `system.parameter`.
+_PINNED = {*LEAD_COLUMNS, "variant", *declared(ExperimentSchema)}
 _NUMBER = re.compile(r"[+−-]?[\d.]+([–-][\d.]+)?")
 _BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
 

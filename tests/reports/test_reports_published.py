@@ -81,6 +81,12 @@ def test_judge_of_a_row_without_a_column_is_not_run():
 def test_judge_ignores_invalid_cells():
     judged = judge(row(**A), run(valid=[False, True, True, True, True, True]))
     assert (judged.verdict, judged.text) == ("undecided", "87.5")  # two seeds
+    assert "2 of 3 seeds have a value" in judged.remarks
+
+
+def test_judge_names_seeds_without_a_value():
+    judged = judge(row(**A), run(attainment=[0.8, math.nan, 0.85, 0.4, 0.5, 0.45]))
+    assert (judged.text, judged.remarks[-1]) == ("82.5", "2 of 3 seeds have a value")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +370,7 @@ def test_shipped_published_tables_are_complete(name):
 
 def test_suites_name_existing_published_tables():
     named = [read_toml(path)[0].get("published") for path in suites().values()]
-    assert "uellm" in named
+    assert "uellm-at-once" in named
     for name in filter(None, named):
         load_published(str(name))
 
@@ -405,14 +411,15 @@ def test_claims_say_where_every_setting_is_from(name):
     for path in suites().values():
         settings = read_toml(path)[0]
         if settings.get("published") == name:
-            settings_set, parameters = set(), set()
-            for options in (settings, *settings.pop("variants", {}).values()):
-                of_systems = options.pop("parameters", {})
-                parameters |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
-                settings_set |= options.keys() - OF_THE_RUN
+            names: set[str] = set()
+            for section in (settings, *settings.pop("variants", {}).values()):
+                of_systems = section.pop("parameters", {})
+                names |= section.keys() - OF_THE_RUN
+                names |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
             if "parameters" in table.sources:  # of all that no source of its own names
-                parameters = (parameters & table.sources.keys()) | {"parameters"}
-            assert settings_set | parameters == table.sources.keys(), path.stem
+                unnamed = {name for name in names if "." in name} - table.sources.keys()
+                names = (names - unnamed) | {"parameters"}
+            assert names == table.sources.keys(), path.stem
 
 
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
@@ -503,13 +510,13 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
     for published_row in filter(
         lambda row: row.column, load_published(str(settings["published"])).rows
     ):
-        for key, pinned in itertools.chain(
-            *(p.items() for p in (published_row.where, published_row.than or {}))
-        ):
-            if pinned not in ("knee", ""):
-                values = [*values_of(settings, key)]
-                for variant in settings.get("variants", {}).values():
-                    values += values_of(variant, key)
+        pins = (published_row.where, published_row.than or {}, *published_row.order)
+        for key, pinned in itertools.chain(*(side.items() for side in pins)):
+            if key == "variant":
+                assert pinned in settings["variants"], published_row.what
+            elif pinned not in ("knee", ""):
+                sections = (settings, *settings.get("variants", {}).values())
+                values = itertools.chain(*(values_of(section, key) for section in sections))
                 assert any(same(v, pinned) for v in values), f"{published_row.what}: {key}"
 
 
