@@ -217,8 +217,9 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
 
 
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
-    """Copy the columns that are needed, numbers to five digits. Cells are numbered: what their names
-    say stands in the columns.
+    """Copy the columns that are needed, numbers to five digits.
+
+    Cells are numbered: what their names say stands in the columns.
     """
     with source.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
