@@ -228,8 +228,9 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
 
 
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
-    """Copy the columns that are needed, numbers to six digits. Cells are numbered: what their names
-    say stands in the columns.
+    """Copy the columns that are needed, numbers to five digits.
+
+    Cells are numbered: what their names say stands in the columns.
     """
     with source.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -241,12 +242,12 @@ def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
         writer.writerow(kept_names)
         for number, row in enumerate(rows, 1):
             row["cell"] = str(number)
-            writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in kept_names])
+            writer.writerow([row[n] if n in lead else _five_digits(row[n]) for n in kept_names])
 
 
-def _six_digits(text: str) -> str:
+def _five_digits(text: str) -> str:
     try:
-        return f"{float(text):.6g}"
+        return f"{float(text):.5g}"
     except ValueError:
         return text
 
