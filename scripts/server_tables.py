@@ -10,13 +10,16 @@ option that repeats a block, and a line for each level. Levels whose client was 
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
-of the experiment that `FITTED_BY` names.
+of the experiment that `FITTED_BY` names. Experiments of `ROUNDS` are run so often, into DIR/NAME-2
+and so on without validation and with the systems in reverse order every second time: other work on
+the machine then falls on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
 import re
 import shlex
@@ -54,6 +57,7 @@ _LENGTHS = (
     *("--workload", "sharegpt", "--requests", "120"),
     *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
 )
+_STATIC = "examples/policies/static_batches.py"
 _MIX = "prompt=uniform(32,256),output=uniform(16,160),texts=uniform(2,12),tokens=16"
 EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "adaptivellm": (
@@ -66,6 +70,17 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *("--system", "slo-odbs-continuous", "--system", "vllm-v0", "--system", "edf"),
         *("--rates", "2,4", "--slo", "e2e=uniform(1,20)", "--validate"),
         *("--sweep", "length_predictor=noisy(accuracy=0.8)"),
+    ),
+    "uellm-at-once": (
+        *(*_SERVER, "--workload", "sharegpt", "--requests", "40"),
+        *("--arrivals", "concurrency(40)", "--sweep", "num_gpu_blocks=600"),
+        *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
+        *("--system", "fastertransformer", "--sweep", "fastertransformer.max_batch=10"),
+        *("--system", f"{_STATIC}:S3Batches", "--system", f"{_STATIC}:SloOdbsBatches"),
+        *("--system", "slo-odbs-continuous", "--sweep", "slo-odbs-continuous.sort_by=weighted"),
+        *("--sweep", "slo-odbs-continuous.max_batch=10", "--system", "vllm-v0"),
+        *("--sweep", "length_predictor=noisy(accuracy=0.9951)"),
+        *("--slo", "e2e=uniform(0.5,60)", "--validate"),
     ),
     "prism-queue": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
@@ -106,14 +121,36 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
+ROUNDS = {"uellm-at-once": 3}
+_ROUND_HEADS = (
+    "system",
+    "in SLO, %",
+    "mean latency",
+    "makespan",
+    "first to last round",
+    "in SLO, replayed, %",
+    "mean latency, replayed",
+    "alike",
+)
 
 
-def command(name: str, work: str, requests: int | None = None) -> list[str]:
+def command(
+    name: str, work: str, requests: int | None = None, *, round_number: int = 1
+) -> list[str]:
     """The command of an experiment."""
     words = [word.replace("WORK", work) for word in EXPERIMENTS[name]]
     if requests is not None and "--requests" in words:
         words[words.index("--requests") + 1] = str(requests)
-    return ["slo-bench", "run", *words, "--out", f"{work}/{name}"]
+    folder = f"{work}/{name}"
+    if round_number > 1:
+        words.remove("--validate")
+        folder += f"-{round_number}"
+    if round_number % 2 == 0:
+        places = [place for place, word in enumerate(words) if word == "--system"]
+        systems = [words[place + 1] for place in places]
+        for place, system in zip(places, reversed(systems), strict=True):
+            words[place + 1] = system
+    return ["slo-bench", "run", *words, "--out", folder]
 
 
 def write_priorities(path: Path, requests: int) -> None:
@@ -129,16 +166,15 @@ def write_priorities(path: Path, requests: int) -> None:
     path.write_text("\n".join([header, *lines]) + "\n")
 
 
-def run(name: str, work: Path, requests: int | None) -> None:
+def run(name: str, work: Path, requests: int | None, *, round_number: int = 1) -> None:
     """Run an experiment, or continue it."""
-    folder = work / name
+    words = command(name, str(work), requests, round_number=round_number)
+    folder = Path(words[-1])
     if (folder / "environment.json").is_file() and complete(folder):
         return
-    words = command(name, str(work), requests)
     if folder.exists():
-        words = ["slo-bench", "run", "--resume", "--out", str(folder)]
-        if "--validate" in EXPERIMENTS[name]:
-            words.append("--validate")
+        validates = ["--validate"] if "--validate" in words else []
+        words = ["slo-bench", "run", "--resume", "--out", str(folder), *validates]
     if code := _called(words, check=False):
         print(f"{name} ended with code {code}", flush=True)
 
@@ -198,7 +234,7 @@ def levels(folder: Path) -> list[dict[str, Any]]:
         level_rows.append(
             {
                 "system": ", ".join([row["system"], *extra]),
-                "rate_rps": float(row["rate_rps"]),
+                "rate_rps": float(row["rate_rps"] or "nan"),
                 "valid": row["valid"] == "True",
                 "invalid_because": row.get("invalid_because") or "",
                 "attainment": float(row["attainment"]) if row["attainment"] else None,
@@ -235,10 +271,48 @@ def _by_cell(path: Path) -> dict[str, dict[str, Any]]:
     return {level["cell"]: level for level in json.loads(path.read_text())}
 
 
+def rounds(folder: Path, number: int) -> list[dict[str, Any]]:
+    """Of each system of an experiment in rounds what the table shows."""
+    folders = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(2, number + 1))]
+    rows = [row for measured in folders for row in _rows(measured) if row["valid"] == "True"]
+    decided, validated = _by_cell(folder / "decisions.json"), _by_cell(folder / "validation.json")
+    return [
+        {
+            "system": first["system"],
+            "rounds": [
+                {
+                    name: float(row[name])
+                    for name in ("attainment", "e2e_mean_s", "makespan_s", "tpot_p50_s")
+                }
+                for row in rows
+                if row["cell"] == first["cell"]
+            ],
+            "errors": [
+                error for error in validated[first["cell"]]["rows"] if error["metric"] == "e2e"
+            ],
+            "replayed_attainment": replayed_attainment(folder, first["cell"]),
+            "decisions": decided.get(first["cell"]),
+        }
+        for first in _rows(folder)
+    ]
+
+
+def replayed_attainment(folder: Path, cell: str) -> float:
+    """Share of the requests whose end-to-end bound the replay keeps."""
+    from slo_bench import RunResult
+
+    bounds_s = RunResult(folder).requests(cell)["e2e_slo_s"].to_numpy()
+    with gzip.open(folder / "validation" / f"{cell}.csv.gz", "rt", newline="") as file:
+        replayed_s = [float(row["e2e_simulated_s"]) for row in csv.DictReader(file)]
+    return float(np.mean(np.array(replayed_s) <= bounds_s))
+
+
 def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
     """The levels as a table."""
     if not level_rows:
         return "Not measured yet.\n"
+    if "rounds" in level_rows[0]:
+        return _rounds_table(level_rows)
     lines = [f"| {' | '.join(_HEADS)} |", f"|{'---|' * len(_HEADS)}"]
     for level in level_rows:
         first = [level["system"], f"{level['rate_rps']:.3g}"]
@@ -247,6 +321,29 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
             cells += [""] * (len(_HEADS) - len(cells))
         else:
             cells = [*first, *_figures(level), *_decisions(level)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rounds_table(system_rows: Sequence[Mapping[str, Any]]) -> str:
+    """Means of the rounds, and the replay of the first."""
+    lines = [f"| {' | '.join(_ROUND_HEADS)} |", f"|{'---|' * len(_ROUND_HEADS)}"]
+    for row in system_rows:
+        shares, latencies_s, makespans_s = (
+            [measured[name] for measured in row["rounds"]]
+            for name in ("attainment", "e2e_mean_s", "makespan_s")
+        )
+        mean = next(error for error in row["errors"] if error["statistic"] == "mean")
+        cells = [
+            row["system"],
+            f"{100 * np.mean(shares):.1f}",
+            _time(np.mean(latencies_s)),
+            _time(np.mean(makespans_s)),
+            ", ".join(f"{100 * share:.1f}" for share in shares),
+            f"{100 * row['replayed_attainment']:.1f}",
+            f"{_time(mean['simulated_s'])} ({100 * mean['error']:+.0f}%)",
+            _decisions(row)[1],
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -307,10 +404,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not trace.is_file():
             write_priorities(trace, options.requests or 120)
         for name in options.only or EXPERIMENTS:
-            run(name, options.work, options.requests)
+            number = ROUNDS.get(name, 1)
+            for round_number in range(1, number + 1):
+                run(name, options.work, options.requests, round_number=round_number)
             if name in FITTED_BY:
                 simulate(name, options.work, options.requests)
-            level_rows = levels(options.work / name)
+            folder = options.work / name
+            level_rows = levels(folder) if number == 1 else rounds(folder, number)
             print(table(level_rows), flush=True)
             if options.requests is None and level_rows:
                 kept[name] = level_rows

@@ -81,3 +81,39 @@ def test_command_of_a_shorter_run_has_its_requests_and_trace(script, tmp_path):
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert lines[0] == "arrival_s,prompt_tokens,output_tokens,priority"
     assert len(lines) == 21
+
+
+def test_even_rounds_have_the_systems_in_reverse_order_and_no_validation(script):
+    def systems(words):
+        return [words[k + 1] for k, word in enumerate(words) if word == "--system"]
+
+    first, second, third = (
+        script.command("uellm-at-once", "work", round_number=number) for number in (1, 2, 3)
+    )
+    assert systems(second) == systems(first)[::-1]
+    assert systems(third) == systems(first)
+    assert "--validate" in first
+    assert "--validate" not in second + third
+    assert [words[-1] for words in (first, second)] == [
+        "work/uellm-at-once",
+        "work/uellm-at-once-2",
+    ]
+
+
+def test_table_of_rounds_has_their_mean_and_the_replay_of_the_first(script):
+    rounds = [
+        {"attainment": share, "e2e_mean_s": e2e_s, "makespan_s": 2 * e2e_s}
+        for share, e2e_s in ((0.5, 2.0), (0.7, 4.0))
+    ]
+    row = {
+        "system": "s3batches",
+        "rounds": rounds,
+        "errors": [{"statistic": "mean", "simulated_s": 1.8, "error": -0.1}],
+        "replayed_attainment": 0.55,
+        "decisions": {"server": {}, "simulated": None, "alike": 38, "requests": 40},
+    }
+    row["decisions"]["server"] = dict.fromkeys(
+        ("preemptions_swap", "preemptions_recompute", "decisions_release"), 0
+    )
+    (line,) = script.table([row]).splitlines()[2:]
+    assert line == "| s3batches | 60.0 | 3 s | 6 s | 50.0, 70.0 | 55.0 | 1.8 s (-10%) | 38/40 |"
