@@ -25,12 +25,16 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from slo_bench import RunResult
+
+Floats = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
 KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
@@ -122,12 +126,15 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
 ROUNDS = {"uellm-at-once": 3}
+_STEP_S = 0.05  # of the column that compares systems by steps
 _ROUND_HEADS = (
     "system",
     "in SLO, %",
     "mean latency",
     "makespan",
-    "first to last round",
+    "mean steps",
+    "steps to the last answer",
+    "in SLO at 50 ms a step, %",
     "in SLO, replayed, %",
     "mean latency, replayed",
     "alike",
@@ -274,33 +281,60 @@ def _by_cell(path: Path) -> dict[str, dict[str, Any]]:
 def rounds(folder: Path, number: int) -> list[dict[str, Any]]:
     """Of each system of an experiment in rounds what the table shows."""
     folders = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(2, number + 1))]
-    rows = [row for measured in folders for row in _rows(measured) if row["valid"] == "True"]
     decided, validated = _by_cell(folder / "decisions.json"), _by_cell(folder / "validation.json")
     return [
         {
-            "system": first["system"],
-            "rounds": [
-                {
-                    name: float(row[name])
-                    for name in ("attainment", "e2e_mean_s", "makespan_s", "tpot_p50_s")
-                }
-                for row in rows
-                if row["cell"] == first["cell"]
+            "system": row["system"],
+            "measurements": [
+                figures
+                for measured in folders
+                if (figures := measurement(measured, row["cell"])) is not None
             ],
             "errors": [
-                error for error in validated[first["cell"]]["rows"] if error["metric"] == "e2e"
+                error for error in validated[row["cell"]]["rows"] if error["metric"] == "e2e"
             ],
-            "replayed_attainment": replayed_attainment(folder, first["cell"]),
-            "decisions": decided.get(first["cell"]),
+            "replayed_attainment": replayed_attainment(folder, row["cell"]),
+            "decisions": decided.get(row["cell"]),
         }
-        for first in _rows(folder)
+        for row in _rows(folder)
     ]
+
+
+def measurement(folder: Path, cell: str) -> dict[str, float] | None:
+    """Figures of a cell; None where it has no result."""
+    if not any(row["cell"] == cell and row["valid"] == "True" for row in _rows(folder)):
+        return None
+    table = RunResult(folder).requests(cell).sort_values("id")
+    log = json.loads((folder / "servers" / f"{cell}.meta.json").read_text())
+    steps = steps_to_answers(folder, log["steps"][0])
+    return {
+        "attainment": float(table["slo_met"].mean()),
+        "e2e_mean_s": float((table["finish_s"] - table["arrival_s"]).mean()),
+        "makespan_s": float(table["finish_s"].max() - table["arrival_s"].min()),
+        "steps_mean": float(np.mean(steps)),
+        "steps_last": float(max(steps)),
+        "attainment_by_steps": float(np.mean(_STEP_S * steps <= table["e2e_slo_s"])),
+    }
+
+
+def steps_to_answers(folder: Path, place: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Steps that the server had done when each request ended, from a part of its step log."""
+    text = (folder / place["file"]).read_bytes()[place["begin"] : place["end"]].decode()
+    events = [event for event in map(json.loads, text.splitlines()) if event["event"] == "step"]
+    # No later step tells the end of the last ones.
+    ends = {request: len(events) for event in events for request in event["entered"]}
+    for steps, event in enumerate(events):
+        ends |= {request: steps for request in event["ended"] if request in ends}
+    return np.array([ends[request] for request in sorted(ends, key=_index_of)])
+
+
+def _index_of(request: str) -> int:
+    """The number of a request, in `cmpl-slo-bench-NUMBER-…`."""
+    return int(request.split("-")[3])
 
 
 def replayed_attainment(folder: Path, cell: str) -> float:
     """Share of the requests whose end-to-end bound the replay keeps."""
-    from slo_bench import RunResult
-
     bounds_s = RunResult(folder).requests(cell)["e2e_slo_s"].to_numpy()
     with gzip.open(folder / "validation" / f"{cell}.csv.gz", "rt", newline="") as file:
         replayed_s = [float(row["e2e_simulated_s"]) for row in csv.DictReader(file)]
@@ -311,7 +345,7 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
     """The levels as a table."""
     if not level_rows:
         return "Not measured yet.\n"
-    if "rounds" in level_rows[0]:
+    if "measurements" in level_rows[0]:
         return _rounds_table(level_rows)
     lines = [f"| {' | '.join(_HEADS)} |", f"|{'---|' * len(_HEADS)}"]
     for level in level_rows:
@@ -326,26 +360,36 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rounds_table(system_rows: Sequence[Mapping[str, Any]]) -> str:
-    """Means of the rounds, and the replay of the first."""
+    """Medians of the rounds with smallest and largest, and the replay of the first round."""
     lines = [f"| {' | '.join(_ROUND_HEADS)} |", f"|{'---|' * len(_ROUND_HEADS)}"]
     for row in system_rows:
-        shares, latencies_s, makespans_s = (
-            [measured[name] for measured in row["rounds"]]
-            for name in ("attainment", "e2e_mean_s", "makespan_s")
+        shares, latencies_s, makespans_s, mean_steps, last_steps, shares_by_steps = (
+            np.array([measured[name] for measured in row["measurements"]])
+            for name in (
+                *("attainment", "e2e_mean_s", "makespan_s"),
+                *("steps_mean", "steps_last", "attainment_by_steps"),
+            )
         )
         mean = next(error for error in row["errors"] if error["statistic"] == "mean")
         cells = [
             row["system"],
-            f"{100 * np.mean(shares):.1f}",
-            _time(np.mean(latencies_s)),
-            _time(np.mean(makespans_s)),
-            ", ".join(f"{100 * share:.1f}" for share in shares),
-            f"{100 * row['replayed_attainment']:.1f}",
+            _ranged(100 * shares, "{:.0f}".format),
+            _ranged(latencies_s, _time),
+            _ranged(makespans_s, _time),
+            _ranged(mean_steps, "{:.0f}".format),
+            _ranged(last_steps, "{:.0f}".format),
+            _ranged(100 * shares_by_steps, "{:.0f}".format),
+            f"{100 * row['replayed_attainment']:.0f}",
             f"{_time(mean['simulated_s'])} ({100 * mean['error']:+.0f}%)",
             _decisions(row)[1],
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _ranged(values: Floats, text: Callable[[float], str]) -> str:
+    low, high = text(values.min()), text(values.max())
+    return text(float(np.median(values))) + (f" ({low} to {high})" if low != high else "")
 
 
 def _figures(level: Mapping[str, Any]) -> list[str]:

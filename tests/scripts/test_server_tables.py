@@ -100,20 +100,42 @@ def test_even_rounds_have_the_systems_in_reverse_order_and_no_validation(script)
     ]
 
 
-def test_table_of_rounds_has_their_mean_and_the_replay_of_the_first(script):
-    rounds = [
-        {"attainment": share, "e2e_mean_s": e2e_s, "makespan_s": 2 * e2e_s}
-        for share, e2e_s in ((0.5, 2.0), (0.7, 4.0))
+def test_table_of_rounds_has_the_median_and_range_of_measurements(script):
+    measurements = [
+        {
+            "attainment": share,
+            "e2e_mean_s": e2e_s,
+            "makespan_s": 2 * e2e_s,
+            "steps_mean": 40.0,
+            "steps_last": 90.0,
+            "attainment_by_steps": 0.8,
+        }
+        for share, e2e_s in ((0.5, 2.0), (0.7, 4.0), (0.6, 3.0))
     ]
+    counts = dict.fromkeys(("preemptions_swap", "preemptions_recompute", "decisions_release"), 0)
     row = {
         "system": "s3batches",
-        "rounds": rounds,
+        "measurements": measurements,
         "errors": [{"statistic": "mean", "simulated_s": 1.8, "error": -0.1}],
         "replayed_attainment": 0.55,
-        "decisions": {"server": {}, "simulated": None, "alike": 38, "requests": 40},
+        "decisions": {"server": counts, "simulated": None, "alike": 38, "requests": 40},
     }
-    row["decisions"]["server"] = dict.fromkeys(
-        ("preemptions_swap", "preemptions_recompute", "decisions_release"), 0
-    )
     (line,) = script.table([row]).splitlines()[2:]
-    assert line == "| s3batches | 60.0 | 3 s | 6 s | 50.0, 70.0 | 55.0 | 1.8 s (-10%) | 38/40 |"
+    assert line == (
+        "| s3batches | 60 (50 to 70) | 3 s (2 s to 4 s) | 6 s (4 s to 8 s) | 40 | 90 | 80 | 55 | "
+        "1.8 s (-10%) | 38/40 |"
+    )
+
+
+def test_steps_to_answers_are_counted_in_the_servers_log(script, tmp_path):
+    one, two, other = "cmpl-slo-bench-0-0-a", "cmpl-slo-bench-1-0-b", "cmpl-slo-bench-7-0-c"
+    steps = [
+        {"event": "step", "entered": [two], "ended": [other]},
+        {"event": "done"},
+        {"event": "step", "entered": [one], "ended": []},
+        {"event": "step", "entered": [], "ended": [two]},
+    ]
+    before = "of another run\n"
+    (tmp_path / "log").write_text(before + "".join(json.dumps(step) + "\n" for step in steps))
+    place = {"file": "log", "begin": len(before), "end": None}
+    assert script.steps_to_answers(tmp_path, place).tolist() == [3, 2]
