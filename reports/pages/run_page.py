@@ -40,16 +40,19 @@ from . import (
     published,
     recovered,
     validation,
+    verdicts,
     why,
     winners,
 )
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
 from .summary_page import (
+    CUT,
     LESS_WORK,
     NOT_STATIONARY,
     best_table,
     cache_texts,
+    cut_answers_text,
     failed_text,
     invalid_reason,
     level_table,
@@ -59,6 +62,7 @@ from .summary_page import (
     short_answers_text,
     truncated_text,
     unfitted_pairs,
+    unplaced_text,
 )
 
 MANY = 4
@@ -121,7 +125,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         noun=facet_noun(cells),
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
-        verdict_rules=published.RULES,
+        verdict_rules=verdicts.RULES,
         capacities=capacity_page.table(searched, cells),
         swept=swept,
         facets=facets,
@@ -263,9 +267,11 @@ def _notices(
         ("One machine.", shared_cores_text(cells), "."),
         ("Truncated.", truncated_text(cells), f" were shortened to fit {_ROOM}."),
         ("Too long.", oversize_text(cells), f" exceed {_ROOM}; {_MISSED}"),
+        ("Models on no GPU.", unplaced_text(cells), "; all their requests are missed."),
         ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
         ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
         ("Short answers.", short_answers_text(cells), LESS_WORK),
+        ("Cut answers.", cut_answers_text(cells), CUT),
         (
             "No per-request records",
             without and f"were kept by {without}",

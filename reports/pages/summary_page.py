@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from ...harness.core.counters import ANSWERS_CUT, COUNT
 from ...harness.results.read_run import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, by_series, facets_of
@@ -154,7 +155,9 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         ("not stationary: ", not_stationary_text(rows), f". {NOT_STATIONARY}"),
         ("J per output token, lowest and highest rate: ", _energy_text(rows), "."),
         (too_long, oversize_text(cells), "."),
+        ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
         ("", short_answers_text(cells), LESS_WORK),
+        ("", cut_answers_text(cells), CUT),
         ("", shared_cores_text(cells), "."),
         ("", failed_text(cells), "."),
         *(("", text, ".") for text in cache_texts(cells)),
@@ -185,6 +188,7 @@ def invalid_reason(invalid: pd.DataFrame) -> str:
     return str(invalid[REASON_COLUMN].iloc[0]) if REASON_COLUMN in invalid else "late client"
 
 
+CUT = ": its throughput and latency are not those of whole answers."
 LESS_WORK = ": those levels had less work than offered."
 NOT_STATIONARY = (
     "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
@@ -228,9 +232,30 @@ def shared_cores_text(cells: pd.DataFrame) -> str:
     )
 
 
+def unplaced_text(cells: pd.DataFrame) -> str:
+    """`muxserve at 1 req/s: 4 models`: where models with requests stood on no GPU."""
+    if "models_unplaced" not in cells:
+        return ""
+    without = cells[cells["models_unplaced"] > 0].sort_values("models_unplaced", ascending=False)
+    texts = []
+    for _, row in without.drop_duplicates(["series", "level_rps"]).sort_index().iterrows():
+        models = f"{row['models_unplaced']:.0f} model{'s' * (row['models_unplaced'] > 1)}"
+        texts.append(f"{row['series']} at {rate_text(float(row['level_rps']))} req/s: {models}")
+    return "; ".join(texts)
+
+
 def truncated_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (truncated)`; empty where none was."""
     return _counted(cells, "overlong_truncated", "requests (truncated)")
+
+
+def cut_answers_text(cells: pd.DataFrame) -> str:
+    """`slo-odbs cut 24 of 100 answers`: how many each system ended early; empty where none did."""
+    cut = {
+        str(name): _counted(of_system, COUNT + ANSWERS_CUT, "answers")
+        for name, of_system in cells.groupby("system", sort=False)
+    }
+    return ", ".join(f"{name} cut {text}" for name, text in cut.items() if text)
 
 
 def short_answers_text(cells: pd.DataFrame) -> str:

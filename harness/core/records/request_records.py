@@ -198,6 +198,15 @@ class InstanceTotals:
     # Means over the run; NaN where they are not known.
     compute_usage: float = float("nan")  # of the GPUs' arithmetic (BanaServe, Eq. 4-23)
     kv_blocks_mean: float = float("nan")  # in use
+    gpu_utilisation: float = float("nan")  # share of time in which the GPUs compute
+
+    @property
+    def memory_reserved(self) -> float:
+        """Weights and all KV blocks, in use or not, as a share of the GPUs' memory."""
+        if (place := self.placement) is None:
+            return float("nan")
+        kv_bytes = place.num_gpu_blocks * place.block_bytes_per_gpu
+        return (place.weight_bytes_per_gpu + kv_bytes) / place.gpu.memory_bytes
 
     @property
     def memory_usage(self) -> float:
@@ -221,6 +230,7 @@ class Result:
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
     overlong: int = 0  # requests that were rejected because they could never fit
+    models_unplaced: int | None = None  # with requests, and never on a GPU; None: one model alone
     served: Workload | None = None  # where requests were truncated: with their new lengths
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
