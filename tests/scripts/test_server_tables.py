@@ -128,12 +128,12 @@ def test_table_of_rounds_has_the_median_and_range_of_measurements(script):
 
 
 def test_steps_to_answers_are_counted_in_the_servers_log(script, tmp_path):
-    one, two, other = "cmpl-slo-bench-0-0-a", "cmpl-slo-bench-1-0-b", "cmpl-slo-bench-7-0-c"
+    first, second, other = "cmpl-slo-bench-0-0-a", "cmpl-slo-bench-1-0-b", "cmpl-slo-bench-7-0-c"
     steps = [
-        {"event": "step", "entered": [two], "ended": [other]},
+        {"event": "step", "entered": [second], "ended": [other]},
         {"event": "done"},
-        {"event": "step", "entered": [one], "ended": []},
-        {"event": "step", "entered": [], "ended": [two]},
+        {"event": "step", "entered": [first], "ended": []},
+        {"event": "step", "entered": [], "ended": [second]},
     ]
     before = "of another run\n"
     (tmp_path / "log").write_text(before + "".join(json.dumps(step) + "\n" for step in steps))
