@@ -10,24 +10,31 @@ option that repeats a block, and a line for each level. Levels whose client was 
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
-of the experiment that `FITTED_BY` names.
+of the experiment that `FITTED_BY` names. Experiments of `ROUNDS` are run so often, into DIR/NAME-2
+and so on without validation and with the systems in reverse order every second time: other work on
+the machine then falls on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from slo_bench import RunResult
+
+Floats = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
 KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
@@ -54,6 +61,7 @@ _LENGTHS = (
     *("--workload", "sharegpt", "--requests", "120"),
     *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
 )
+_STATIC = "examples/policies/static_batches.py"
 _MIX = "prompt=uniform(32,256),output=uniform(16,160),texts=uniform(2,12),tokens=16"
 EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "adaptivellm": (
@@ -66,6 +74,17 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *("--system", "slo-odbs-continuous", "--system", "vllm-v0", "--system", "edf"),
         *("--rates", "2,4", "--slo", "e2e=uniform(1,20)", "--validate"),
         *("--sweep", "length_predictor=noisy(accuracy=0.8)"),
+    ),
+    "uellm-at-once": (
+        *(*_SERVER, "--workload", "sharegpt", "--requests", "40"),
+        *("--arrivals", "concurrency(40)", "--sweep", "num_gpu_blocks=600"),
+        *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
+        *("--system", "fastertransformer", "--sweep", "fastertransformer.max_batch=10"),
+        *("--system", f"{_STATIC}:S3Batches", "--system", f"{_STATIC}:SloOdbsBatches"),
+        *("--system", "slo-odbs-continuous", "--sweep", "slo-odbs-continuous.sort_by=weighted"),
+        *("--sweep", "slo-odbs-continuous.max_batch=10", "--system", "vllm-v0"),
+        *("--sweep", "length_predictor=noisy(accuracy=0.9951)"),
+        *("--slo", "e2e=uniform(0.5,60)", "--validate"),
     ),
     "prism-queue": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
@@ -106,14 +125,39 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
+ROUNDS = {"uellm-at-once": 3}
+_STEP_S = 0.05  # of the column that compares systems by steps
+_ROUND_HEADS = (
+    "system",
+    "in SLO, %",
+    "mean latency",
+    "makespan",
+    "mean steps",
+    "steps to the last answer",
+    "in SLO at 50 ms a step, %",
+    "in SLO, replayed, %",
+    "mean latency, replayed",
+    "alike",
+)
 
 
-def command(name: str, work: str, requests: int | None = None) -> list[str]:
+def command(
+    name: str, work: str, requests: int | None = None, *, round_number: int = 1
+) -> list[str]:
     """The command of an experiment."""
     words = [word.replace("WORK", work) for word in EXPERIMENTS[name]]
     if requests is not None and "--requests" in words:
         words[words.index("--requests") + 1] = str(requests)
-    return ["slo-bench", "run", *words, "--out", f"{work}/{name}"]
+    folder = f"{work}/{name}"
+    if round_number > 1:
+        words.remove("--validate")
+        folder += f"-{round_number}"
+    if round_number % 2 == 0:
+        places = [place for place, word in enumerate(words) if word == "--system"]
+        systems = [words[place + 1] for place in places]
+        for place, system in zip(places, reversed(systems), strict=True):
+            words[place + 1] = system
+    return ["slo-bench", "run", *words, "--out", folder]
 
 
 def write_priorities(path: Path, requests: int) -> None:
@@ -129,16 +173,15 @@ def write_priorities(path: Path, requests: int) -> None:
     path.write_text("\n".join([header, *lines]) + "\n")
 
 
-def run(name: str, work: Path, requests: int | None) -> None:
+def run(name: str, work: Path, requests: int | None, *, round_number: int = 1) -> None:
     """Run an experiment, or continue it."""
-    folder = work / name
+    words = command(name, str(work), requests, round_number=round_number)
+    folder = Path(words[-1])
     if (folder / "environment.json").is_file() and complete(folder):
         return
-    words = command(name, str(work), requests)
     if folder.exists():
-        words = ["slo-bench", "run", "--resume", "--out", str(folder)]
-        if "--validate" in EXPERIMENTS[name]:
-            words.append("--validate")
+        validates = ["--validate"] if "--validate" in words else []
+        words = ["slo-bench", "run", "--resume", "--out", str(folder), *validates]
     if code := _called(words, check=False):
         print(f"{name} ended with code {code}", flush=True)
 
@@ -198,7 +241,7 @@ def levels(folder: Path) -> list[dict[str, Any]]:
         level_rows.append(
             {
                 "system": ", ".join([row["system"], *extra]),
-                "rate_rps": float(row["rate_rps"]),
+                "rate_rps": float(row["rate_rps"] or "nan"),
                 "valid": row["valid"] == "True",
                 "invalid_because": row.get("invalid_because") or "",
                 "attainment": float(row["attainment"]) if row["attainment"] else None,
@@ -235,10 +278,75 @@ def _by_cell(path: Path) -> dict[str, dict[str, Any]]:
     return {level["cell"]: level for level in json.loads(path.read_text())}
 
 
+def rounds(folder: Path, number: int) -> list[dict[str, Any]]:
+    """Of each system of an experiment in rounds what the table shows."""
+    folders = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(2, number + 1))]
+    decided, validated = _by_cell(folder / "decisions.json"), _by_cell(folder / "validation.json")
+    return [
+        {
+            "system": row["system"],
+            "measurements": [
+                figures
+                for measured in folders
+                if (figures := measurement(measured, row["cell"])) is not None
+            ],
+            "errors": [
+                error for error in validated[row["cell"]]["rows"] if error["metric"] == "e2e"
+            ],
+            "replayed_attainment": replayed_attainment(folder, row["cell"]),
+            "decisions": decided.get(row["cell"]),
+        }
+        for row in _rows(folder)
+    ]
+
+
+def measurement(folder: Path, cell: str) -> dict[str, float] | None:
+    """Figures of a cell; None where it has no result."""
+    if not any(row["cell"] == cell and row["valid"] == "True" for row in _rows(folder)):
+        return None
+    table = RunResult(folder).requests(cell).sort_values("id")
+    log = json.loads((folder / "servers" / f"{cell}.meta.json").read_text())
+    steps = steps_to_answers(folder, log["steps"][0])
+    return {
+        "attainment": float(table["slo_met"].mean()),
+        "e2e_mean_s": float((table["finish_s"] - table["arrival_s"]).mean()),
+        "makespan_s": float(table["finish_s"].max() - table["arrival_s"].min()),
+        "steps_mean": float(np.mean(steps)),
+        "steps_last": float(max(steps)),
+        "attainment_by_steps": float(np.mean(_STEP_S * steps <= table["e2e_slo_s"])),
+    }
+
+
+def steps_to_answers(folder: Path, place: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Steps that the server had done when each request ended, from a part of its step log."""
+    text = (folder / place["file"]).read_bytes()[place["begin"] : place["end"]].decode()
+    events = [event for event in map(json.loads, text.splitlines()) if event["event"] == "step"]
+    # No later step tells the end of the last ones.
+    ends = {request: len(events) for event in events for request in event["entered"]}
+    for steps, event in enumerate(events):
+        ends |= {request: steps for request in event["ended"] if request in ends}
+    return np.array([ends[request] for request in sorted(ends, key=_index_of)])
+
+
+def _index_of(request: str) -> int:
+    """The number of a request, in `cmpl-slo-bench-NUMBER-…`."""
+    return int(request.split("-")[3])
+
+
+def replayed_attainment(folder: Path, cell: str) -> float:
+    """Share of the requests whose end-to-end bound the replay keeps."""
+    bounds_s = RunResult(folder).requests(cell)["e2e_slo_s"].to_numpy()
+    with gzip.open(folder / "validation" / f"{cell}.csv.gz", "rt", newline="") as file:
+        replayed_s = [float(row["e2e_simulated_s"]) for row in csv.DictReader(file)]
+    return float(np.mean(np.array(replayed_s) <= bounds_s))
+
+
 def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
     """The levels as a table."""
     if not level_rows:
         return "Not measured yet.\n"
+    if "measurements" in level_rows[0]:
+        return _rounds_table(level_rows)
     lines = [f"| {' | '.join(_HEADS)} |", f"|{'---|' * len(_HEADS)}"]
     for level in level_rows:
         first = [level["system"], f"{level['rate_rps']:.3g}"]
@@ -249,6 +357,39 @@ def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [*first, *_figures(level), *_decisions(level)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _rounds_table(system_rows: Sequence[Mapping[str, Any]]) -> str:
+    """Medians of the rounds with smallest and largest, and the replay of the first round."""
+    lines = [f"| {' | '.join(_ROUND_HEADS)} |", f"|{'---|' * len(_ROUND_HEADS)}"]
+    for row in system_rows:
+        shares, latencies_s, makespans_s, mean_steps, last_steps, shares_by_steps = (
+            np.array([measured[name] for measured in row["measurements"]])
+            for name in (
+                *("attainment", "e2e_mean_s", "makespan_s"),
+                *("steps_mean", "steps_last", "attainment_by_steps"),
+            )
+        )
+        mean = next(error for error in row["errors"] if error["statistic"] == "mean")
+        cells = [
+            row["system"],
+            _ranged(100 * shares, "{:.0f}".format),
+            _ranged(latencies_s, _time),
+            _ranged(makespans_s, _time),
+            _ranged(mean_steps, "{:.0f}".format),
+            _ranged(last_steps, "{:.0f}".format),
+            _ranged(100 * shares_by_steps, "{:.0f}".format),
+            f"{100 * row['replayed_attainment']:.0f}",
+            f"{_time(mean['simulated_s'])} ({100 * mean['error']:+.0f}%)",
+            _decisions(row)[1],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ranged(values: Floats, text: Callable[[float], str]) -> str:
+    low, high = text(values.min()), text(values.max())
+    return text(float(np.median(values))) + (f" ({low} to {high})" if low != high else "")
 
 
 def _figures(level: Mapping[str, Any]) -> list[str]:
@@ -307,10 +448,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not trace.is_file():
             write_priorities(trace, options.requests or 120)
         for name in options.only or EXPERIMENTS:
-            run(name, options.work, options.requests)
+            number = ROUNDS.get(name, 1)
+            for round_number in range(1, number + 1):
+                run(name, options.work, options.requests, round_number=round_number)
             if name in FITTED_BY:
                 simulate(name, options.work, options.requests)
-            level_rows = levels(options.work / name)
+            folder = options.work / name
+            level_rows = levels(folder) if number == 1 else rounds(folder, number)
             print(table(level_rows), flush=True)
             if options.requests is None and level_rows:
                 kept[name] = level_rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.policy import StaticPolicy, parameter
 from ..core.state import RequestState
@@ -16,6 +17,8 @@ from ..core.view import View
 @dataclass(frozen=True)
 class Fifo(StaticPolicy):
     """The first `max_batch` that wait, in order of arrival."""
+
+    continuous: ClassVar[str] = "fastertransformer"
 
     max_batch: int = parameter(32, 1, 4096, log=True)
 

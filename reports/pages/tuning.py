@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...tuner.search.evaluate_configuration import DRIFTING
+from ...tuner.search.evaluate_configuration import ANSWERED, DRIFTING
 from ...tuner.search.outcome import FILE, read_tuning
 from ...tuner.search.settings import TuningObjective, tuning_objectives
 from ...workloads.errors import FileFormatError, SloBenchError
@@ -104,14 +104,31 @@ def _divisor(tuning: Plain) -> str:
 
 
 def _trials_note(tuning: Plain) -> str:
-    """What goodput divides by, and which of the best and the default are not stationary."""
+    """What goodput divides by, which of the best and the default are not stationary, and which did
+    not answer all requests, where that alone makes an objective better.
+    """
     shown = [row for row in tuning["trials"] if row["default"] or row["number"] in tuning["best"]]
+    shares = ", ".join(
+        f"trial {row['number']} {percent_text(row['figures'][ANSWERED])}"
+        for row in shown
+        if ANSWERED in row["figures"]
+    )
+    shortens = any(o.column is not None and not o.maximise for o in objectives_of(tuning))
+    unanswered = (
+        f"Answered: {shares} of the requests; latencies and makespan are of these alone."
+        if shares and shortens
+        else ""
+    )
     drifting = ", ".join(
         f"trial {row['number']} {window_text(row['figures'][DRIFTING])}"
         for row in shown
         if DRIFTING in row["figures"]
     )
-    notes = (_divisor(tuning), drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}")
+    notes = (
+        _divisor(tuning),
+        unanswered,
+        drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}",
+    )
     return " ".join(filter(None, notes))
 
 

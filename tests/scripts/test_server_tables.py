@@ -81,3 +81,61 @@ def test_command_of_a_shorter_run_has_its_requests_and_trace(script, tmp_path):
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert lines[0] == "arrival_s,prompt_tokens,output_tokens,priority"
     assert len(lines) == 21
+
+
+def test_even_rounds_have_the_systems_in_reverse_order_and_no_validation(script):
+    def systems(words):
+        return [words[k + 1] for k, word in enumerate(words) if word == "--system"]
+
+    first, second, third = (
+        script.command("uellm-at-once", "work", round_number=number) for number in (1, 2, 3)
+    )
+    assert systems(second) == systems(first)[::-1]
+    assert systems(third) == systems(first)
+    assert "--validate" in first
+    assert "--validate" not in second + third
+    assert [words[-1] for words in (first, second)] == [
+        "work/uellm-at-once",
+        "work/uellm-at-once-2",
+    ]
+
+
+def test_table_of_rounds_has_the_median_and_range_of_measurements(script):
+    measurements = [
+        {
+            "attainment": share,
+            "e2e_mean_s": e2e_s,
+            "makespan_s": 2 * e2e_s,
+            "steps_mean": 40.0,
+            "steps_last": 90.0,
+            "attainment_by_steps": 0.8,
+        }
+        for share, e2e_s in ((0.5, 2.0), (0.7, 4.0), (0.6, 3.0))
+    ]
+    counts = dict.fromkeys(("preemptions_swap", "preemptions_recompute", "decisions_release"), 0)
+    row = {
+        "system": "s3batches",
+        "measurements": measurements,
+        "errors": [{"statistic": "mean", "simulated_s": 1.8, "error": -0.1}],
+        "replayed_attainment": 0.55,
+        "decisions": {"server": counts, "simulated": None, "alike": 38, "requests": 40},
+    }
+    (line,) = script.table([row]).splitlines()[2:]
+    assert line == (
+        "| s3batches | 60 (50 to 70) | 3 s (2 s to 4 s) | 6 s (4 s to 8 s) | 40 | 90 | 80 | 55 | "
+        "1.8 s (-10%) | 38/40 |"
+    )
+
+
+def test_steps_to_answers_are_counted_in_the_servers_log(script, tmp_path):
+    first, second, other = "cmpl-slo-bench-0-0-a", "cmpl-slo-bench-1-0-b", "cmpl-slo-bench-7-0-c"
+    steps = [
+        {"event": "step", "entered": [second], "ended": [other]},
+        {"event": "done"},
+        {"event": "step", "entered": [first], "ended": []},
+        {"event": "step", "entered": [], "ended": [second]},
+    ]
+    before = "of another run\n"
+    (tmp_path / "log").write_text(before + "".join(json.dumps(step) + "\n" for step in steps))
+    place = {"file": "log", "begin": len(before), "end": None}
+    assert script.steps_to_answers(tmp_path, place).tolist() == [3, 2]

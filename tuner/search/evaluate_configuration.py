@@ -147,6 +147,7 @@ _MORE_TRIES = 2
 _ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
 _ALONE_REQUESTS = 200
 DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
+ANSWERED = "answered"  # figure of a trial: share of the requests, where not all were answered
 RACE_SEEDS = 500_000  # away from those of searches
 
 
@@ -360,6 +361,9 @@ class ConfigurationEvaluator:
         after_s = drifting_after_s(kept)
         if after_s is not None:
             figures[DRIFTING] = after_s
+        answered = _mean(kept, "finished") / _mean(kept, "requests")
+        if answered < 1:
+            figures[ANSWERED] = answered
         return {**figures, "attainment": _mean(kept, "attainment")}, stopped
 
 

@@ -162,6 +162,24 @@ def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):
     assert [(row.number, row.state) for row in tuned.trials] == [(0, "finished")]
 
 
+def test_tune_all_at_once_measures_and_confirms_on_servers(servers, tmp_path):
+    at_once = {"arrivals": "concurrency(60)", "requests": 60}
+    measured = Experiment(**EXPERIMENT.model_dump(exclude_unset=True) | at_once)
+    tune_settings = settings("1,64", objectives=("makespan",), rate_rps=None)
+    tuned = tune(measured, tune_settings, tmp_path / "o").study
+    assert tuned.best[0].configuration == {"max_num_seqs": 64}
+    assert (0,) < tuned.best[0].values < max(row.values for row in tuned.trials)
+    simulated = Experiment(systems="vllm", seeds=2, **at_once)
+    confirmed = tune(
+        simulated,
+        tune_settings.changed(confirm=True, confirm_backend="vllm"),
+        tmp_path / "confirmed",
+    ).confirmed
+    assert {row.backend for row in confirmed} == {"simulated", "vllm"}
+    assert all(row.value > 0 for row in confirmed)
+    assert servers.running == 0
+
+
 @pytest.mark.slow
 def test_tune_searches_capacity_on_servers(servers, tmp_path):
     tune_settings = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)

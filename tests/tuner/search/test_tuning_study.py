@@ -14,6 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from slo_bench import Experiment
+from slo_bench.reports.pages.tuning import _trials_note
 from slo_bench.tuner.search import trial_leases as claims
 from slo_bench.tuner.search.outcome import read_tuning
 from slo_bench.tuner.search.settings import TuneSettings, load
@@ -407,6 +408,23 @@ def test_tune_all_at_once_takes_the_mean_of_the_seeds_as_run_has_it(tmp_path, ob
     finished = [row.values[0] for row in study.trials if row.state == "finished"]
     assert best.values[0] == (max(finished) if maximise else min(finished))
     assert "drifting_after_s" not in best.figures  # nothing arrives while it runs
+
+
+def test_trial_that_drops_requests_has_the_share_it_answered(tmp_path):
+    dropping = {"systems": "edf-drop", "slo": "ttft=0.05"}
+    experiment = Experiment(**AT_ONCE.model_dump(exclude_unset=True) | dropping)
+    settings = quick(objectives="e2e_mean", search={"max_num_seqs": "4,64"}, trials=2)
+    outcome = tune(experiment, settings, tmp_path / "o")
+    assert all(0 < row.figures["answered"] < 1 for row in outcome.study.trials)
+    text = str(_trials_note(outcome.plain()))
+    assert "of the requests; latencies and makespan are of these alone" in text
+    whole = tune(
+        AT_ONCE,
+        quick(objectives="makespan", search={"max_batch": "4"}, trials=1),
+        tmp_path / "whole",
+    )
+    assert "answered" not in whole.study.trials[0].figures
+    assert not _trials_note(whole.plain())
 
 
 def test_tune_cost_all_at_once_finds_the_fewest_gpus_that_keep_the_target(tmp_path):

@@ -95,6 +95,11 @@ def test_host_full_stall_is_refused_with_the_remedy():
         check(swap, "vllm")
 
 
+def test_static_fifo_is_refused_with_the_system_that_servers_run():
+    assert "fastertransformer is what a server can run" in (refusal(SYSTEMS["fifo"], "vllm") or "")
+    assert refusal(SYSTEMS["fastertransformer"], "vllm") is None
+
+
 def test_serve_refuses_unsupported_systems_before_starting(tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
     with pytest.raises(SloBenchError, match="backends install vllm"):
