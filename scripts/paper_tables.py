@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Tables of results on docs/papers/*.md and docs/measurements/*.md, from runs of the suites.
+"""Tables of results on pages of the documentation, from runs of the suites.
 
 Usage: scripts/paper_tables.py [--pages-only] [--suite NAME]... [--jobs N] [--work DIR]
 
 Without options every suite that a page shows is run again, its results are kept in
 docs/papers/results/SUITE (a run folder with the columns that the pages need, and the commit that
 made it), and the marked blocks of all pages are written again. `--suite` runs one suite and writes
-its blocks, `--pages-only` runs none. Runs last up to hours: with `--work DIR` they stand in
+its blocks, `--pages-only` runs none. The pages are docs/papers.md and those of docs/papers and
+docs/measurements. Runs last up to hours: with `--work DIR` they stand in
 DIR/SUITE until they end, and the same command continues one that was stopped. A block of a page
 stands between two comments:
 
@@ -14,16 +15,21 @@ stands between two comments:
     <!-- table: suite = "ascendra", rows = ["system"], columns = "rate_rps", value = "attainment",
          scale = 100, where = { model = "mistral-7b" } -->
     <!-- map: suite = "parallelism-map", value = "tpot_p99_s" -->
+    <!-- claims: paper = "uellm" -->
     <!-- fitted: paper = "prism" -->
+    <!-- backends: systems = ["prism", "prism-queue"] -->
     <!-- output: name = "step-times-ascendra", command = ["sensitivity", "--rate", "10", …] -->
     …
     <!-- end -->
 
-`published` is the suite's table of published results with its verdicts. `table` shows the mean over
-seeds of a column for each value of the axes `rows` (parameters of a system as `system.parameter`)
-and `columns`. `map` names the best series by workload (facet) and rate, with those level with it.
-`fitted` lists what was fitted to a paper. `output` is what a command prints, kept in
-docs/papers/results/NAME; `--suite NAME` runs it again. `lines = 20` shows its first twenty lines.
+`published` is the suite's table of published results with its verdicts. `claims` begins a page:
+each claim of the paper's published tables (or those named by `only`), as published and in a fair
+set-up, and what decides it. `table` shows the mean over seeds of a column for each value of the
+axes `rows` (parameters of a system as `system.parameter`) and `columns`. `map` names the best
+series by workload (facet) and rate, with those level with it. `fitted` lists what was fitted to a
+paper. `backends` says where systems run, as `slo-bench list compatibility`. `output` is what a
+command prints, kept in docs/papers/results/NAME; `--suite NAME` runs it again. `lines = 20` shows
+its first twenty lines.
 """
 
 from __future__ import annotations
@@ -50,21 +56,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
+from slo_bench.harness.servers.launch.compatibility import (
+    BACKENDS,
+    compatibility_of,
+    limitation,
+)
 from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels
 from slo_bench.reports.pages import winners
-from slo_bench.reports.pages.published import JudgedTable, chosen_cells, tables_of
-from slo_bench.reports.pages.published_table import Pins, load_published
-from slo_bench.workloads.errors import SloBenchError
+from slo_bench.reports.pages.published import Finding, JudgedTable, chosen_cells, tables_of
+from slo_bench.reports.pages.published_table import SETUPS, Pins, PublishedRow, load_published
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "papers"
 RESULTS = PAGES / "results"
 FOLDERS = (PAGES, ROOT / "docs" / "measurements")
 _BLOCK = re.compile(
-    r"(<!-- (published|table|map|fitted|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (published|table|map|claims|fitted|backends|output): (.*?) -->\n)(.*?)(<!-- end -->)",
+    re.DOTALL,
 )
 _ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
 
@@ -96,7 +109,7 @@ def block_fields(text: str) -> dict[str, Any]:
 
 def all_pages() -> list[Path]:
     """The pages that may have blocks."""
-    return [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
+    return [PAGES.with_suffix(".md"), *(p for f in FOLDERS for p in sorted(f.glob("*.md")))]
 
 
 def source_of(fields: Mapping[str, Any]) -> str | None:
@@ -247,7 +260,9 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
         "published": _published_block,
         "table": _table_block,
         "map": _map_block,
+        "claims": _claims_block,
         "fitted": _fitted_block,
+        "backends": _backends_block,
         "output": _output_block,
     }
 
@@ -255,7 +270,7 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
         head, kind, fields_text, _, end = match.groups()
         fields = block_fields(fields_text)
         suite = source_of(fields)
-        if suites is not None and suite not in suites:
+        if suites is not None and suite is not None and suite not in suites:
             return match[0]
         if suite is not None and not (results / suite).is_dir():
             return match[0]
@@ -300,8 +315,54 @@ def _published_block(fields: Mapping[str, Any], results: Path) -> str:
         verdict = "; ".join((judgement.verdict, *judgement.remarks))
         rows.append((row.what, row.published_text, judgement.text, verdict))
     lines = _markdown(("what", "published", "ours", "verdict"), rows)
-    note = f"{table.table.note} {_source(results / fields['suite'])}"
+    parts = (table.table.note, table.table.sources_text, _source(results / fields["suite"]))
+    note = " ".join(part for part in parts if part)
     return "\n".join([f"{table.title}. {table.headline}.", "", *lines, "", note])
+
+
+def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
+    """Every claim of a paper: what was published, the verdicts of both set-ups, what decides."""
+    claims: dict[str, list[tuple[PublishedRow, Finding]]] = {}
+    shown = []
+    for folder in sorted(path for path in results.iterdir() if (path / "cells.csv").is_file()):
+        named = tomllib.loads((folder / "experiment.toml").read_text()).get("published")
+        if named is None or load_published(str(named)).paper != fields["paper"]:
+            continue
+        run, cells = _results(folder)
+        (table,) = tables_of([run], cells, levels(cells))
+        if not isinstance(table, JudgedTable):
+            raise SloBenchError(table)
+        of_claims = [(row, judged) for row, judged in table.rows if row.claim]
+        for row, judged in of_claims:
+            claims.setdefault(row.claim, []).append((row, judged))
+        if of_claims:
+            shown.append(f"`slo-bench {' '.join(run.environment['command'])}`")
+    rows = []
+    for claim in fields.get("only", claims):
+        if (of_claim := claims.get(claim)) is None:
+            raise UnknownNameError(f"claim of {fields['paper']} with results", claim, claims)
+        published = dict.fromkeys(row.published_text for row, _ in of_claim)
+        setups = [
+            "; ".join(
+                f"{_named(row, of_claim)}{judged.verdict}"
+                + f", {judged.text}" * (judged.text != "–")
+                for row, judged in of_claim
+                if row.setup == setup
+            )
+            for setup in SETUPS
+        ]
+        decides = " ".join(dict.fromkeys(row.decides for row, _ in of_claim if row.decides))
+        rows.append(
+            (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
+        )
+    heads = ("claim", "as published", "fair", "what decides it")
+    return "\n".join([*_markdown(heads, rows), "", f"From {', '.join(shown)}; rows below."])
+
+
+def _named(row: PublishedRow, of_claim: Sequence[tuple[PublishedRow, Finding]]) -> str:
+    """The name of a row where its claim has several of its set-up."""
+    alike = [other for other, _ in of_claim if other.setup == row.setup]
+    return f"{row.what}: " if len(alike) > 1 else ""
 
 
 def _table_block(fields: Mapping[str, Any], results: Path) -> str:
@@ -382,6 +443,27 @@ def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
     return "\n".join(
         ["Fitted to results of this paper:", "", *(f"- {f.sentence()}" for f in constants)]
     )
+
+
+def _backends_block(fields: Mapping[str, Any], results: Path) -> str:
+    """Where each system runs; below the table what is left out there, or why it does not run."""
+    rows = []
+    limited: dict[str, dict[str, list[str]]] = {}  # by reason and system: the backends
+    for name in fields["systems"]:
+        where = system(name)
+        marks = []
+        for backend, refusal in compatibility_of(where).items():
+            reason = refusal or limitation(where, backend)
+            marks.append("no" if refusal else "part" if reason else "yes")
+            if reason:
+                limited.setdefault(reason, {}).setdefault(name, []).append(backend)
+        rows.append((f"`{name}`", *marks))
+    reasons = (f"- {_placed(systems)}: {reason}." for reason, systems in limited.items())
+    return "\n".join([*_markdown(("system", *BACKENDS), rows), "", *reasons])
+
+
+def _placed(systems: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"`{name}` ({', '.join(backends)})" for name, backends in systems.items())
 
 
 def _output_block(fields: Mapping[str, Any], results: Path) -> str:

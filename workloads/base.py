@@ -65,6 +65,11 @@ class WorkloadSource(ABC):
         """Whether a fixed number of requests is in flight, and there is no rate."""
         return isinstance(self.arrivals, Concurrency)
 
+    @property
+    def has_rate(self) -> bool:
+        """Whether requests can be offered at a rate: not in a closed loop, nor all at once."""
+        return not (self.closed_loop or (self.has_arrivals and self.natural_rate_rps is None))
+
     def make(
         self,
         *,

@@ -1,7 +1,7 @@
 """Published results beside ours, row by row: our figure with its interval, and the verdict.
 
-A value is taken for each seed, comparisons within a seed; the 95 % interval of their mean is by
-Student's t. Rows never average over anything but seeds.
+A value is taken for each seed, comparisons within a seed. Rows never average over anything but
+seeds.
 """
 
 from __future__ import annotations
@@ -12,23 +12,32 @@ import itertools
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ...harness.results.read_run import RunResults
+from ...harness.results.read_run import NUMBER_COLUMNS, RunResults
 from ...predictors.fitted_to_papers import FittedConstant, fitted_to
-from ...tuner.capacity.curve import student_t
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from ...workloads.slo import parse_slo
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.levels import drifting, knee_rps, level_rates, reaches
-from .published_table import Claim, Pins, PublishedRow, PublishedTable, figure_text, load_published
+from .published_table import Pins, PublishedRow, PublishedTable, figure_text, load_published
+from .verdicts import (
+    HOLDS,
+    VERDICTS,
+    Judgement,
+    Verdict,
+    interval_over_seeds,
+    judgement,
+    order_verdict,
+    verdict,
+)
 
 MANY_ROWS = 20
 """A longer table scrolls in a window of its own, so that what follows stays near."""
@@ -118,49 +127,6 @@ def tables_of(
     return tables
 
 
-Verdict = Literal[
-    "reproduced",
-    "same order",
-    "not reproduced",
-    "undecided",
-    "another set-up",
-    "not unique",
-    "not run",
-    "no figure published",
-]
-VERDICTS: tuple[Verdict, ...] = Verdict.__args__  # type: ignore[attr-defined]
-LEAST_SEEDS = 3  # for an interval
-_T = {2: 4.303, 3: 3.182}  # quantile 0.975 with fewer degrees of freedom than `student_t` has
-
-RULES = (
-    "Verdicts are decided by the 95 % interval over seeds. The tolerance is a tenth of the "
-    "published figure; of a comparison, a tenth of the published distance from no difference. "
-    "Reproduced: the interval meets the figure ± tolerance and is itself no wider, or lies wholly "
-    "within a published bound. Same order: not so, but the comparison or order has the published "
-    "direction in the whole interval. Not reproduced: the interval excludes the figure or bound "
-    "and does not show the direction, or shows the other. Undecided: fewer than "
-    f"{LEAST_SEEDS} seeds, or the interval allows several of these."
-)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The mean of one value a seed, and half of its 95 % interval (infinite: too few seeds)."""
-
-    mean: float
-    half: float
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self.mean + self.half
-
-
 @dataclass(frozen=True)
 class Finding:
     """What a run says about a row.
@@ -203,19 +169,96 @@ def finding(
     """
     if row.column is None:
         return Finding("not run")
-    others: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
+    compared: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
+    sides = [{**row.where, **pins} for pins in compared]
+    as_pinned = _finding_at(row, sides, cells, settings, knee)
+    if as_pinned.verdict not in HOLDS:
+        return as_pinned
+    weakest, remarks, differs = as_pinned.verdict, list(as_pinned.remarks), False
+    for axis in row.vary:
+        other_findings = {
+            value: _finding_at(row, varied, cells, settings, knee)
+            for value, varied in _other_values(axis, sides, cells)
+        }
+        for value, other in other_findings.items():
+            if other.verdict not in HOLDS:
+                continue
+            if HOLDS[other.verdict] is not HOLDS[as_pinned.verdict]:
+                differs = True
+                (pinned,) = {_text(pins[axis]) for pins in sides if axis in pins}
+                remarks.append(
+                    f"depends on {axis}: {pinned} {as_pinned.verdict}; {_text(value)} "
+                    f"{other.verdict}, {other.text}"
+                )
+            elif other.verdict == "same order":
+                weakest = other.verdict
+    return Finding(
+        "depends on what is assumed" if differs else weakest, as_pinned.text, tuple(remarks)
+    )
+
+
+def _other_values(
+    axis: str, sides: Sequence[Pins], cells: pd.DataFrame
+) -> Iterator[tuple[str, list[Pins]]]:
+    """The values of an axis at which the sides do not stand, each with the sides' pins there."""
+    pinned = {_text(pins[axis]) for pins in sides if axis in pins}
+    for value in dict.fromkeys(cells[axis].astype(str)) if axis in cells.columns else ():
+        if _text(_as_number(value)) not in {"none", "nan", *pinned}:
+            yield (
+                value,
+                [{**pins, axis: _as_number(value)} if axis in pins else pins for pins in sides],
+            )
+
+
+def _as_number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _finding_at(
+    row: PublishedRow,
+    sides: Sequence[Pins],
+    cells: pd.DataFrame,
+    settings: Mapping[str, Any],
+    knee: float,
+) -> Finding:
+    """What `cells` say about a row whose sides stand at these pins."""
     differing: tuple[str, ...] = ()
     try:
-        chosen = [_choose({**row.where, **pins}, cells, settings, knee) for pins in others]
+        chosen = [_choose(pins, cells, settings, knee) for pins in sides]
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
-        text, verdict = _judge(row, [_by_seed(row, choice.cells) for choice in chosen])
+        text, judged_values = _judge(row, [_by_seed(row, choice.cells) for choice in chosen])
     except _CannotTellError as error:
         if differing:
             return Finding("another set-up", remarks=differing)
         return Finding(error.verdict, remarks=(str(error),))
     remarks = (*differing, *best, *_not_stationary(row, chosen))
-    return Finding("another set-up" if differing else verdict, text, remarks)
+    if differing:
+        return Finding("another set-up", text, remarks)
+    if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
+        return Finding("same policy here", text, remarks)
+    undecided = (judged_values.remark,) if judged_values.remark else ()
+    return Finding(judged_values.verdict, text, (*undecided, *remarks))
+
+
+_LEVELS = ("rate_rps", "load_factor", "replay_speed")
+
+
+def _equal_in_every_cell(
+    sides: Sequence[Pins], cells: pd.DataFrame, settings: Mapping[str, Any]
+) -> bool:
+    """Whether all sides measure the same at every level that was run, seed by seed."""
+    keys = [key for key in (*_LEVELS, "seed") if key in cells.columns]
+    measured = [c for c in {*NUMBER_COLUMNS, "iterations"} if c in cells.columns and c not in keys]
+    frames = []
+    for pins in sides:
+        settled = {key: value for key, value in pins.items() if key not in _LEVELS}
+        frame = _choose(settled, cells, settings, math.nan).cells
+        frames.append(frame[[*keys, *measured]].sort_values(keys, ignore_index=True))
+    return bool(measured) and all(frame.equals(frames[0]) for frame in frames[1:])
 
 
 def chosen_cells(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -370,8 +413,8 @@ def _refuse_several(cells: pd.DataFrame, swept: str | None) -> None:
     raise _CannotTellError("not unique", "the run has several: " + "; ".join(several))
 
 
-def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[str, Verdict]:
-    """Our figure as text, and the verdict."""
+def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[str, Judgement]:
+    """Our figure as text, and what the values say."""
     seeds = sorted(set.intersection(*(set(values) for values in by_seed)))
     if not seeds:
         raise _CannotTellError("not run", "no seed has all that is compared")
@@ -379,11 +422,11 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
         means = [np.mean([values[seed] for seed in seeds]) * row.scale for values in by_seed]
         sign = " > " if sorted(means, reverse=True) == means else ", "
         steps = [
-            interval_over_seeds([higher[seed] - lower[seed] for seed in seeds])
+            [higher[seed] - lower[seed] for seed in seeds]
             for higher, lower in itertools.pairwise(by_seed)
         ]
         shown = sign.join(figure_text(float(mean), "") for mean in means)
-        return f"{shown} {row.unit}".rstrip(), _order_verdict(steps)
+        return f"{shown} {row.unit}".rstrip(), judgement(steps, order_verdict)
     if row.than is None:
         values = [by_seed[0][seed] * row.scale for seed in seeds]
     else:
@@ -394,7 +437,7 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
     if math.isfinite(interval.half):
         unit, half = "", f" ± {figure_text(interval.half, row.unit)}"
     text = figure_text(interval.mean, unit, signed=signed) + half
-    return text, verdict(interval, row.claim, row.null)
+    return text, judgement([values], lambda parts: verdict(parts[0], row.figure, row.null))
 
 
 def _compared(row: PublishedRow, ours: float, other: float) -> float:
@@ -403,50 +446,6 @@ def _compared(row: PublishedRow, ours: float, other: float) -> float:
     if not other:
         raise _CannotTellError("undecided", "what it is compared with is 0")
     return (ours / other if row.by == "ratio" else 1 - ours / other) * row.scale
-
-
-def interval_over_seeds(values: Sequence[float]) -> Interval:
-    """Mean and half of its 95 % interval; infinite for too few seeds."""
-    mean = float(np.mean(values))
-    if len(values) < LEAST_SEEDS:
-        return Interval(mean, math.inf)
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    freedom = len(values) - 1
-    return Interval(mean, (_T.get(freedom) or student_t(0.975, freedom)) * error)
-
-
-def verdict(interval: Interval, claim: Claim | None, null: float | None) -> Verdict:
-    """The verdict on a figure, by `RULES`; `null` is the comparison's "no difference"."""
-    if claim is None:
-        return "no figure published"
-    if math.isinf(interval.half):
-        return "undecided"
-    if claim.bound:
-        if claim.low <= interval.low and interval.high <= claim.high:
-            return "reproduced" if null is None else "same order"
-        outside = interval.high < claim.low or claim.high < interval.low
-        return "not reproduced" if outside else "undecided"
-    meets = (
-        interval.high >= claim.low - claim.tolerance
-        and interval.low <= claim.high + claim.tolerance
-    )
-    direction = 0.0  # of the published comparison: up, down, or none
-    if null is not None and not claim.low < null < claim.high:
-        direction = np.sign(claim.low + claim.high - 2 * null)
-        if direction * (interval.mean - null) < -interval.half:
-            return "not reproduced"
-    if meets and interval.half <= claim.tolerance:
-        return "reproduced"
-    if null is not None and direction and direction * (interval.mean - null) > interval.half:
-        return "same order"
-    return "undecided" if meets else "not reproduced"
-
-
-def _order_verdict(steps: Sequence[Interval]) -> Verdict:
-    """Every step down in the published order must be one here."""
-    if any(step.high < 0 for step in steps):
-        return "not reproduced"
-    return "same order" if all(step.low > 0 for step in steps) else "undecided"
 
 
 def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -25,9 +25,13 @@ from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 SHIPPED = Path(__file__).parent / "published"
 COMPARISONS = ("ratio", "reduction", "difference")
 PICKS = ("highest", "lowest")
+SETUPS = ("published", "fair")
 TOLERANCE = 0.1
 """How far a reproduced figure may be from the published one: a share of it, or of its distance from
 "no difference" where it is a comparison."""
+
+ORIGINS = ("printed", "authors' code", "authors' logs", "assumed")
+"""Where a setting of a published comparison is from."""
 
 Pins = Mapping[str, str | float | bool]
 _PINNED = {*LEAD_COLUMNS, *declared(ExperimentSchema)}  # besides parameters, `system.parameter`
@@ -36,7 +40,7 @@ _BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedFigure:
     """What was published, as numbers: a figure or a range (`low` to `high`), or a bound.
 
     An infinite end makes it a bound. `tolerance` is in the unit of the figure.
@@ -63,6 +67,10 @@ class PublishedRow:
     an attainment; the figure is then the `pick` value of `column` among the cells that reach it,
     the highest up to which all do.
     `best_of`: axes; of their values the best of the run is taken, for either side of a comparison.
+    `vary`: axes of what the paper does not print. Where `where`, `than` or `order` pin one, the
+    row is judged at its other values as well, one axis at a time.
+    `claim` names what the paper claims, `setup` whose set-up the row is (the authors', or one with
+    equal allowances), `decides` what makes the difference.
     """
 
     what: str
@@ -80,9 +88,13 @@ class PublishedRow:
     best_of: tuple[str, ...] = ()
     tolerance: float | None = None
     note: str = ""
+    vary: tuple[str, ...] = ()
+    claim: str = ""
+    setup: Literal["published", "fair"] = "published"
+    decides: str = ""
 
     @property
-    def claim(self) -> Claim | None:
+    def figure(self) -> PublishedFigure | None:
         """The published figure, range or bound; None where none was printed."""
         if isinstance(self.published, list):
             low, high = self.published
@@ -102,13 +114,13 @@ class PublishedRow:
         none = self.null or 0.0
         widest = max(abs(end - none) for end in (low, high) if math.isfinite(end))
         tolerance = self.tolerance
-        return Claim(low, high, TOLERANCE * widest if tolerance is None else tolerance)
+        return PublishedFigure(low, high, TOLERANCE * widest if tolerance is None else tolerance)
 
     @property
     def published_text(self) -> str:
         """The published figure with its unit, as a table shows it."""
         if isinstance(self.published, str):
-            return f"{self.published} {self.unit if self.claim else ''}".rstrip()
+            return f"{self.published} {self.unit if self.figure else ''}".rstrip()
         if isinstance(self.published, list):
             return f"{self.published[0]:g}–{self.published[1]:g} {self.unit}".rstrip()
         signed = self.than is not None and self.by == "difference"
@@ -124,12 +136,31 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`."""
+    """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`.
+
+    `sources` says of each setting of the experiment where it is from; a text begins with one of
+    `ORIGINS`.
+    """
 
     title: str
     rows: tuple[PublishedRow, ...]
     note: str = ""
     paper: str = ""
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sources_text(self) -> str:
+        """The settings by where they are from; an explanation stands in parentheses."""
+        parts = []
+        for origin in ORIGINS:
+            names = []
+            for setting, text in self.sources.items():
+                if text.startswith(origin):
+                    explanation = text.removeprefix(origin).lstrip(": ")
+                    names.append(f"{setting} ({explanation})" if explanation else setting)
+            if names:
+                parts.append(f"{origin.capitalize()}: {', '.join(names)}.")
+        return " ".join(parts)
 
 
 def load_published(name: str) -> PublishedTable:
@@ -152,9 +183,10 @@ def load_published(name: str) -> PublishedTable:
         raise FileFormatError(path, None, "a published table needs a title and [[row]]s")
     try:
         shared = _pins(table.pop("where", {}), "where")
+        sources = _sources(table.pop("sources", {}))
         for key, value in table.items():
             if key not in ("title", "note", "paper"):
-                known_keys = ("title", "note", "paper", "where", "row")
+                known_keys = ("title", "note", "paper", "where", "sources", "row")
                 raise UnknownNameError("key of a published table", key, known_keys)
             if not isinstance(value, str):
                 raise SloBenchError(f"{key} must be text but is {value!r}")
@@ -169,12 +201,12 @@ def load_published(name: str) -> PublishedTable:
             raise FileFormatError(path, line, f"row {number}: {error}") from error
     texts = cast("dict[str, str]", table)
     return PublishedTable(
-        texts["title"], tuple(rows), texts.get("note", ""), texts.get("paper", "")
+        texts["title"], tuple(rows), texts.get("note", ""), texts.get("paper", ""), sources
     )
 
 
 _ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
-_TEXTS = ("what", "unit", "column", "per", "note")
+_TEXTS = ("what", "unit", "column", "per", "note", "claim", "decides")
 _NUMBERS = ("scale", "reaches", "tolerance")
 
 
@@ -193,7 +225,7 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
     for key in _NUMBERS:
         if not _number(fields.get(key, 1)):
             raise SloBenchError(f"{key} must be a number but is {fields[key]!r}")
-    for key, options in (("by", COMPARISONS), ("pick", PICKS)):
+    for key, options in (("by", COMPARISONS), ("pick", PICKS), ("setup", SETUPS)):
         if fields.get(key, options[0]) not in options:
             raise SloBenchError(f"{key} must be {', '.join(options)} but is {fields[key]!r}")
     published = fields["published"]
@@ -205,15 +237,33 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
         raise SloBenchError(f"published must be a number without quotes but is {published!r}")
     if "order" in fields and (not isinstance(fields["order"], list) or len(fields["order"]) < 2):
         raise SloBenchError("order must be a list of at least two tables of settings")
-    best_of = fields.get("best_of", [])
-    if not isinstance(best_of, list) or not all(isinstance(axis, str) for axis in best_of):
-        raise SloBenchError(f"best_of must be a list of columns but is {best_of!r}")
-    row_fields = {**fields, "best_of": tuple(best_of)}
+    row_fields = dict(fields)
+    for key in ("best_of", "vary"):
+        axes = fields.get(key, [])
+        if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
+            raise SloBenchError(f"{key} must be a list of columns but is {axes!r}")
+        row_fields[key] = tuple(axes)
     row_fields["where"] = {**shared, **_pins(fields.get("where", {}), "where")}
     if "than" in fields:
         row_fields["than"] = _pins(fields["than"], "than")
     row_fields["order"] = tuple(_pins(pins, "order") for pins in fields.get("order", ()))
-    return PublishedRow(**row_fields)
+    row = PublishedRow(**row_fields)
+    sides: Sequence[Pins] = (row.where, row.than or {}, *row.order)
+    for axis in row.vary:
+        if not any(axis in pins for pins in sides):
+            raise SloBenchError(f"vary needs the value at which the row stands: {axis} in where")
+    return row
+
+
+def _sources(value: object) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        raise SloBenchError(f"sources must be a table of texts but is {value!r}")
+    for setting, text in value.items():
+        if "." not in setting and setting not in _PINNED:
+            raise UnknownNameError("setting in sources", setting, _PINNED)
+        if not isinstance(text, str) or not text.startswith(ORIGINS):
+            raise SloBenchError(f"sources: {setting} must begin with {', '.join(ORIGINS)}")
+    return value
 
 
 def _number(value: object) -> bool:

@@ -14,8 +14,8 @@ import pandas as pd
 
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.figure import rate_text
-from .published import interval_over_seeds
 from .table import Table, one_group
+from .verdicts import interval_over_seeds
 
 _AXIS, _ORACLE, _CONSTANT = "length_predictor", "oracle", "constant("
 _NOTE = (

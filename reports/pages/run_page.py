@@ -40,6 +40,7 @@ from . import (
     published,
     recovered,
     validation,
+    verdicts,
     why,
     winners,
 )
@@ -59,6 +60,7 @@ from .summary_page import (
     short_answers_text,
     truncated_text,
     unfitted_pairs,
+    unplaced_text,
 )
 
 MANY = 4
@@ -121,7 +123,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         noun=facet_noun(cells),
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
-        verdict_rules=published.RULES,
+        verdict_rules=verdicts.RULES,
         capacities=capacity_page.table(searched, cells),
         swept=swept,
         facets=facets,
@@ -263,6 +265,7 @@ def _notices(
         ("One machine.", shared_cores_text(cells), "."),
         ("Truncated.", truncated_text(cells), f" were shortened to fit {_ROOM}."),
         ("Too long.", oversize_text(cells), f" exceed {_ROOM}; {_MISSED}"),
+        ("Models on no GPU.", unplaced_text(cells), "; all their requests are missed."),
         ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
         ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
         ("Short answers.", short_answers_text(cells), LESS_WORK),

@@ -154,6 +154,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         ("not stationary: ", not_stationary_text(rows), f". {NOT_STATIONARY}"),
         ("J per output token, lowest and highest rate: ", _energy_text(rows), "."),
         (too_long, oversize_text(cells), "."),
+        ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
         ("", short_answers_text(cells), LESS_WORK),
         ("", shared_cores_text(cells), "."),
         ("", failed_text(cells), "."),
@@ -226,6 +227,18 @@ def shared_cores_text(cells: pd.DataFrame) -> str:
         f"to the load generator {int(client)}"
         for servers, client in core_counts.drop_duplicates().itertuples(index=False)
     )
+
+
+def unplaced_text(cells: pd.DataFrame) -> str:
+    """`muxserve at 1 req/s: 4 models`: where models with requests stood on no GPU."""
+    if "models_unplaced" not in cells:
+        return ""
+    without = cells[cells["models_unplaced"] > 0].sort_values("models_unplaced", ascending=False)
+    texts = []
+    for _, row in without.drop_duplicates(["series", "level_rps"]).sort_index().iterrows():
+        models = f"{row['models_unplaced']:.0f} model{'s' * (row['models_unplaced'] > 1)}"
+        texts.append(f"{row['series']} at {rate_text(float(row['level_rps']))} req/s: {models}")
+    return "; ".join(texts)
 
 
 def truncated_text(cells: pd.DataFrame) -> str:

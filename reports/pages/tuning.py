@@ -77,7 +77,12 @@ def _label(tuning: Plain, objective: TuningObjective) -> str:
         return f"{objective.label} with {tuning['target']:.6g} in SLO"
     if objective.name == "cost":
         return objective.label
-    return f"{objective.label} at {rate_text(tuning['rate_rps'])} req/s"
+    return f"{objective.label} {_load_text(tuning, tuning['rate_rps'])}"
+
+
+def _load_text(tuning: Plain, rate_rps: float | None) -> str:
+    """The load of runs: at a rate, or what the arrivals without one are."""
+    return tuning["load"] if rate_rps is None else f"at {rate_text(rate_rps)} req/s"
 
 
 def value_text(name: str, value: float | None) -> str:
@@ -173,7 +178,7 @@ def _ablation_table(tuning: Plain) -> Table:
         label = tuning_objectives()[first["objective"]].label
         note = (
             f"Change of {label} with the default in place of the "
-            f"winner's value, at {rate_text(first['rate_rps'])} req/s on the same requests. "
+            f"winner's value, {_load_text(tuning, first['rate_rps'])} on the same requests. "
             "Parameters that do not matter have their default in the winner's file and commands, "
             "unless the winner needs them together."
         )

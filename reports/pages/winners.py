@@ -14,8 +14,8 @@ import pandas as pd
 from ..figures.facets import by_facet, facets_of
 from ..figures.figure import rate_text, seconds_text
 from ..figures.levels import IN_SLO, LATENCY, TPOT, TTFT, Measure, drifting, has_slo, offered
-from .published import interval_over_seeds
 from .table import Cell, Row, Table
+from .verdicts import interval_over_seeds
 
 E2E = Measure("mean E2E", LATENCY.column, seconds_text, False)
 MEASURES = (IN_SLO, E2E, TTFT, TPOT)

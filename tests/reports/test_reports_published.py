@@ -9,10 +9,12 @@ import tomllib
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.experiments.experiment import suites
-from slo_bench.reports.pages.published import Finding, Interval, JudgedTable, finding, verdict
+from slo_bench.reports.pages.published import Finding, JudgedTable, finding
 from slo_bench.reports.pages.published_table import (
     SHIPPED,
     PublishedRow,
@@ -20,6 +22,7 @@ from slo_bench.reports.pages.published_table import (
     figure_text,
     load_published,
 )
+from slo_bench.reports.pages.verdicts import HOLDS, Interval, judgement, verdict
 from slo_bench.workloads.errors import FileFormatError, UnknownNameError
 
 SETTINGS = {"host_s": 0.03, "requests": 100, "parameters": {"a": {"cap": 8}}}
@@ -99,7 +102,7 @@ def test_judge_of_another_setup_names_the_setting(where, remark):
 
 def test_judge_of_equal_settings_has_no_remarks():
     where = {"system": "a", "host_s": 0.03, "a.cap": 8, "requests": 100, "gpu": "g"}
-    assert judge(row(where=where)).remarks == ()
+    assert judge(row(where=where)).remarks == ("about 20 seeds would decide",)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +200,15 @@ def test_judge_of_a_ratio_to_zero_has_a_remark():
 def test_verdict_of_intervals(published, mean, half, null, expected):
     by = {None: {}, 0.0: AGAINST_B | {"by": "difference"}, 1.0: AGAINST_B | {"scale": 1.0}}[null]
     published_row = row(published, **by)
-    assert verdict(Interval(mean, half), published_row.claim, published_row.null) == expected
+    assert verdict(Interval(mean, half), published_row.figure, published_row.null) == expected
 
 
 def test_claim_about_equal_needs_a_tolerance():
     published_row = row("≈ 1", **AGAINST_B, scale=1.0, tolerance=0.1)
-    assert verdict(Interval(1.05, 0.01), published_row.claim, published_row.null) == "reproduced"
-    assert verdict(Interval(1.5, 0.01), published_row.claim, published_row.null) == "not reproduced"
+    assert verdict(Interval(1.05, 0.01), published_row.figure, published_row.null) == "reproduced"
+    assert (
+        verdict(Interval(1.5, 0.01), published_row.figure, published_row.null) == "not reproduced"
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,74 @@ def test_claim_about_equal_needs_a_tolerance():
 )
 def test_judge_of_an_order(attainment, text, expected):
     published_row = row("a > b", order=({"system": "a"}, {"system": "b"}), unit="%")
-    assert judge(published_row, run(attainment=attainment)) == Finding(expected, text)
+    judged = judge(published_row, run(attainment=attainment))
+    assert (judged.verdict, judged.text) == (expected, text)
+
+
+def joined(*runs):
+    return pd.concat(runs, ignore_index=True)
+
+
+NINE = joined(run(), run(seed=[3.0, 4.0, 5.0] * 2), run(seed=[6.0, 7.0, 8.0] * 2))
+
+
+def test_a_set_of_seeds_that_disagrees_leaves_a_row_undecided():
+    """Seeds 2, 5, 8 are a set of their own: their mean is below what the claim allows."""
+    points = [50.0, 50.0, 45.0] * 3
+    cells = NINE.assign(attainment=[*(p / 100 for p in points[:3]), 0.4, 0.4, 0.4] * 3)
+    judged = judge(row(52.0, **A), cells)
+    assert judged.verdict == "undecided"
+    assert judged.remarks[0].startswith(
+        "three sets of seeds say: reproduced, reproduced, not reproduced; about "
+    )
+    alike = cells.assign(attainment=[0.50, 0.51, 0.49, 0.4, 0.4, 0.4] * 3)
+    assert judge(row(52.0, **A), alike) == Finding("reproduced", "50.0 ± 0.67")
+
+
+@given(
+    values=st.lists(st.floats(0.01, 2), min_size=3, max_size=12),
+    published=st.sampled_from([1.27, 0.5, [1.1, 1.2], "> 1", "≈ 1"]),
+)
+def test_a_verdict_is_that_of_every_set_of_seeds(values, published):
+    published_row = row(published, **AGAINST_B, scale=1.0)
+
+    def decide(intervals):
+        return verdict(intervals[0], published_row.figure, published_row.null)
+
+    judged = judgement([values], decide)
+    holds = HOLDS.get(judged.verdict)
+    if holds is not None:
+        means = [sum(part) / len(part) for part in (values[0::3], values[1::3], values[2::3])]
+        assert {HOLDS[decide([Interval(mean, 0)])] for mean in means} == {holds}
+    else:
+        assert "would decide" in judged.remark or "would not decide" in judged.remark
+
+
+def test_a_verdict_that_flips_with_an_assumed_setting_depends_on_it():
+    better_b = run(cap="128", attainment=[0.4, 0.5, 0.45, 0.8, 0.9, 0.85])
+    fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "by": "difference"}
+    published_row = row("> 0", **fields, vary=("cap",))
+    judged = judge(published_row, joined(run(), better_b))
+    assert judged.verdict == "depends on what is assumed"
+    assert judged.remarks == ("depends on cap: 64 same order; 128 not reproduced, -40.0 ± 0.00",)
+    steady = joined(run(), run(cap="128"))
+    assert judge(published_row, steady) == Finding("same order", "+40.0 ± 0.00")
+
+
+def test_the_weaker_verdict_stands_where_an_assumed_setting_weakens_it():
+    cells = joined(run(attainment=[1.0, 1.0, 1.0, 0.5, 0.5, 0.5]), run(cap="128"))
+    fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "scale": 1.0}
+    assert judge(row(2.0, **fields), cells).verdict == "reproduced"
+    assert judge(row(2.0, **fields, vary=("cap",)), cells).verdict == "same order"
+
+
+def test_systems_that_are_equal_in_every_cell_are_one_policy():
+    twins = run(attainment=[0.8, 0.9, 0.85, 0.8, 0.9, 0.85])
+    against = {"than": {"system": "b"}, "by": "difference", "tolerance": 1.0}
+    assert judge(row("≈ 0", **A, **against), twins).verdict == "same policy here"
+    at_one = {"system": "a", "rate_rps": 1}
+    apart_elsewhere = joined(twins, run(rate_rps=2.0))
+    assert judge(row("≈ 0", where=at_one, **against), apart_elsewhere).verdict == "reproduced"
 
 
 def test_headline_counts_verdicts():
@@ -297,6 +369,22 @@ def test_suites_name_existing_published_tables():
         load_published(str(name))
 
 
+OF_THE_RUN = {"name", "published", "seeds", "seed", "records", "tuning", "combinations"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_claims_say_where_every_setting_is_from(name):
+    table = load_published(name)
+    if not any(published_row.claim for published_row in table.rows):
+        return
+    for path in suites().values():
+        settings = read_toml(path)[0]
+        if settings.get("published") == name:
+            of_systems = settings.pop("parameters", {})
+            parameters = {f"{s}.{key}" for s, values in of_systems.items() for key in values}
+            assert (settings.keys() - OF_THE_RUN) | parameters == table.sources.keys(), path.stem
+
+
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
 
 
@@ -316,6 +404,14 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         (ROW + "published = 1\nscale = 'x'", "scale must be a number"),
         (ROW + "published = 1\norder = [{}]", "order must be a list of at least two"),
         (ROW + "published = 1\nbest_of = 'gpu'", "best_of must be a list of columns"),
+        (ROW + "published = 1\nvary = 'gpu'", "vary must be a list of columns"),
+        (
+            ROW + "published = 1\nvary = ['gpu']",
+            "vary needs the value at which the row stands",
+        ),
+        (ROW + "published = 1\nsetup = 'best'", "setup must be published, fair but is"),
+        ("sources = { gpu = 'guess' }\n" + ROW + "published = 1", "gpu must begin with printed"),
+        ("sources = { gpuu = 'printed' }\n" + ROW + "published = 1", "setting in sources 'gpuu'"),
         ("note = 3\n" + ROW + "published = 1", "note must be text but is 3"),
         ("notes = 'x'\n" + ROW + "published = 1", "did you mean note"),
         ("title = ", "is not TOML"),

@@ -94,6 +94,12 @@ def tuning():
     }
 
 
+def test_tuning_headline_names_a_load_without_a_rate(tuning):
+    tuning |= {"objectives": ["attainment"], "load": "with 8 users"}
+    tuning["trials"] = [trial(0, "finished", [0.9], {"chunk_tokens": 512, "order": "a"})]
+    assert headline(tuning).startswith("sarathi, share in SLO with 8 users: 1 configurations")
+
+
 def printed(tuning):
     written = io.StringIO()
     Console(file=written, width=120).print(tuning_text(tuning))

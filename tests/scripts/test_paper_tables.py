@@ -122,8 +122,59 @@ def test_table_block_with_an_error_is_refused(tables, results):
         block(asked + ', rows = ["system"], where = { model = "x" }')
 
 
+CLAIMS = """title = "A paper"
+paper = "ascendra"
+[[row]]
+claim = "Within SLO"
+decides = "The cap."
+what = "Ascendra"
+published = "> 0"
+unit = "%"
+column = "attainment"
+scale = 100
+where = { system = "ascendra", rate_rps = 2 }
+[[row]]
+claim = "Within SLO"
+setup = "fair"
+what = "Sarathi"
+published = "> 0"
+unit = "%"
+column = "attainment"
+scale = 100
+where = { system = "sarathi", "sarathi.chunk_tokens" = 8192, rate_rps = 2 }
+[[row]]
+claim = "Elsewhere"
+what = "Energy"
+published = 3
+"""
+
+
+def test_claims_block_shows_both_setups_of_a_claim(tables, results, tmp_path):
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "table.toml").write_text(CLAIMS)
+    experiment = tmp_path / "ascendra" / "experiment.toml"
+    named = f'published = "{tmp_path / "table.toml"}"'
+    experiment.write_text(experiment.read_text().replace('published = "ascendra"', named))
+
+    def block(fields):
+        return tables.written(f"<!-- claims: {fields} -->\n<!-- end -->", tmp_path)
+
+    page = block('paper = "ascendra"')
+    head, _, first, second = [line for line in page.splitlines() if line.startswith("|")]
+    assert head == "| claim | as published | fair | what decides it |"
+    claim, published, fair, decides = first.strip("| ").split(" | ")
+    assert (claim, decides) == ("Within SLO: > 0 %", "The cap.")
+    assert re.fullmatch(r"undecided, [\d.]+ %", published)  # one seed
+    assert re.fullmatch(r"undecided, [\d.]+ %", fair)
+    assert second == "| Elsewhere: 3.00 | not run | not run |  |"
+    assert "From `slo-bench run --suite ascendra" in page
+    assert "Elsewhere" not in block('paper = "ascendra", only = ["Within SLO"]')
+    with pytest.raises(SloBenchError, match="did you mean Within SLO"):
+        block('paper = "ascendra", only = ["Within SLOs"]')
+
+
 def test_page_sections_with_handwritten_figures_say_so(tables):
-    for page in [*pages(tables), tables.PAGES.parent / "papers.md"]:
+    for page in [*pages(tables), tables.PAGES.with_suffix(".md")]:
         text = tables._BLOCK.sub("", page.read_text())
         for section in re.split(r"^(?=## )", text, flags=re.M):
             if NUMBERS.search(section):

@@ -22,6 +22,7 @@ from ...harness.experiments.execution.cells import (
     simulated_row,
     workload_of,
 )
+from ...harness.experiments.execution.offered_load import OperatingPoint
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.load_generator.http.faults import OVERLOAD
 from ...harness.results.cell_files import Choice, Column
@@ -87,9 +88,9 @@ class RealServer:
 CellServer = Simulator | RealServer
 
 
-def cell_of(search: str, rate_rps: float, seed: int) -> str:
+def cell_of(search: str, rate_rps: float | None, seed: int) -> str:
     """The name of a run of a search."""
-    return f"{search}_rate-{rate_rps:g}_seed-{seed}"
+    return f"{search}_{OperatingPoint(rate_rps).label}_seed-{seed}"
 
 
 def search_of(cell: str) -> str:
@@ -110,8 +111,10 @@ class CellRunner:
     keep: Callable[[str, Row], None]
     progress: Ended | None = None
 
-    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+    def run(self, rate_rps: float | None, seed: int, requests: int) -> LevelSample:
         """Run a cell with `requests` requests at `rate_rps` and return its sample.
+
+        Without a rate they come as the arrivals say (closed loop, all at once), and all count.
 
         Raises:
             SloBenchError: a real server served not one request of it.
@@ -128,7 +131,7 @@ class CellRunner:
             duration_s=None,
             seed=seed,
         )
-        whole = source(spec.workload).has_arrivals
+        whole = rate_rps is None or source(spec.workload).has_arrivals
         workload = workload_of(spec)
         if not whole:
             began_s = float(workload.arrival_s[int(len(workload) * WARMUP_SHARE)])
@@ -137,9 +140,10 @@ class CellRunner:
         measured = self.server.measure(spec, workload, self.progress)
         wall_s = time.monotonic() - started_s
         if not measured.served:
+            load = "" if rate_rps is None else f" at {rate_rps:g} req/s"
             raise SloBenchError(
-                f"no result at {rate_rps:g} req/s: {measured.invalid_because}; finished runs are "
-                "kept, and --resume goes on once the server serves these requests"
+                f"no result{load}: {measured.invalid_because}; finished runs are kept, and "
+                "--resume goes on once the server serves these requests"
             )
         self.keep(cell, self.server.row(spec, workload, measured))
         records = measured.result.records
@@ -157,7 +161,7 @@ class CellRunner:
             control = control_of(spec, workload, records, warmup_s=self.template.warmup_s)
         return LevelSample(
             **vars(batches),
-            rate_rps=rate_rps,
+            rate_rps=rate_rps or 0.0,
             seed=seed,
             requests=len(records.arrival_s),
             wall_s=wall_s,
@@ -208,24 +212,24 @@ class PoolRunner:
     records: str
     keep: Callable[[str, Row], None]
     here: CellRunner | None = None
-    _begun: dict[tuple[float, int, int], Future[Level]] = field(default_factory=dict)
+    _begun: dict[tuple[float | None, int, int], Future[Level]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._left_here_s = _HERE_S
 
-    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+    def expect(self, rate_rps: float | None, seeds: Iterable[int], requests: int) -> None:
         """Start these runs in the pool."""
         for seed in seeds if self.here is None else ():
             run = (rate_rps, seed, requests)
             if run not in self._begun:
                 self._begun[run] = self._begin(*run)
 
-    def _begin(self, rate_rps: float, seed: int, requests: int) -> Future[Level]:
+    def _begin(self, rate_rps: float | None, seed: int, requests: int) -> Future[Level]:
         records = None if self.folder is None else self.records
         settings = (self.template.plain(), self.stem, records)
         return self.pool.begin(simulated_level, *settings, rate_rps, seed, requests)
 
-    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+    def run(self, rate_rps: float | None, seed: int, requests: int) -> LevelSample:
         """Wait for the level, and begin it if it was not expected."""
         if self.here is not None:
             sample = self.here.run(rate_rps, seed, requests)
@@ -246,7 +250,7 @@ def simulated_level(
     template: Mapping[str, Any],
     stem: str,
     records: str | None,
-    rate_rps: float,
+    rate_rps: float | None,
     seed: int,
     requests: int,
 ) -> Level:

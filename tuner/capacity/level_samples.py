@@ -14,11 +14,12 @@ from ...workloads.errors import SloBenchError
 
 @dataclass(frozen=True, kw_only=True)
 class LevelSample(RunBatches):
-    """Result of one run at one rate. `wall_s` is the duration of the run.
+    """Result of one run under one load. `wall_s` is the duration of the run.
 
     `control`: for each batch, the misses of the control variate (`control.py`) above those
-    expected; empty without one. `refused`: requests that the server answers with an error whatever
-    the rate is (too long, for example), and `refused_because` what it says of most of them.
+    expected; empty without one. `rate_rps` is 0 where arrivals have no rate. `refused`: requests
+    that the server answers with an error whatever the rate is (too long, for example), and
+    `refused_because` what it says of most of them.
     """
 
     rate_rps: float

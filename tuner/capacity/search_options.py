@@ -44,6 +44,18 @@ class Budget:
         return replace(self, time_s=max(self.time_s, longer_s))
 
 
+def requests_of_a_run(experiment: ExperimentSchema) -> int:
+    """Number of requests of a run, those of a capacity search at least so many."""
+    simulated = experiment.backend == SIMULATED
+    usual_requests = usual.SIMULATED_REQUESTS if simulated else usual.REAL_REQUESTS
+    return experiment.requests[0] or usual_requests
+
+
+def seeds_of_a_level(experiment: ExperimentSchema, least: int = 0) -> range:
+    """Seeds of the runs under one load, `least` or more."""
+    return range(experiment.seed, experiment.seed + max(least, experiment.seeds or usual.SEEDS))
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """Options of a search.
@@ -75,7 +87,6 @@ class SearchOptions:
             budget = Budget(usual.SIMULATED_BUDGET, horizons=usual.SIMULATED_BUDGET_HORIZONS)
         if options.has_budget:
             budget = Budget(options.max_requests, options.max_time_s)
-        least = usual.SIMULATED_REQUESTS if simulated else usual.REAL_REQUESTS
         targets, tolerance = options.targets, options.tolerance
         if not simulated:
             set_fields = options.model_fields_set
@@ -84,8 +95,8 @@ class SearchOptions:
         return cls(
             targets=targets,
             tolerance=tolerance,
-            requests=experiment.requests[0] or least,
-            seeds=experiment.seeds or usual.SEEDS,
+            requests=requests_of_a_run(experiment),
+            seeds=len(seeds_of_a_level(experiment)),
             first_seed=experiment.seed,
             budget=budget,
             most_horizons=usual.SIMULATED_HORIZONS if simulated else usual.REAL_HORIZONS,

@@ -6,9 +6,9 @@ on the tuned workload and on others, each with its 95 % interval (`confirm`).
 What each parameter of a winner gives shows the winner with that one at its default (`ablated`).
 Both serve the same requests, so the difference of each seed comes from the parameter alone. With
 the objective capacity they run at the winner's capacity, where attainment is most sensitive; with
-one at a rate, at that rate. A parameter whose difference has 0 in its 95 % interval, or is a gain,
-makes no difference that can be shown, and goes back to its default. If the winner is then worse
-than it was, those with the largest losses are put back, one after another.
+others under the load of the trials. A parameter whose difference has 0 in its 95 % interval, or is
+a gain, makes no difference that can be shown, and goes back to its default. If the winner is then
+worse than it was, those with the largest losses are put back, one after another.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ Interval = tuple[float | None, float | None, float | None]
 def _figures(
     evaluation: ConfigurationEvaluator, runs: Runs
 ) -> tuple[dict[str, Interval], float | None]:
-    """Value, low and high of every objective; `drifting_after_s` of the runs at the rate."""
-    aim, options = evaluation.aim, evaluation.options
+    """Value, low and high of every objective; `drifting_after_s` of the runs under the load."""
+    aim = evaluation.aim
     gpus = float(runs.spec.instances * runs.spec.placement.gpus)
     intervals: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
     after_s = None
@@ -175,11 +175,10 @@ def _figures(
         high_rps = finite(capacity.high_rps)
         intervals[CAPACITY] = capacity.capacity_rps, capacity.low_rps, high_rps
     if aim.measures_level:
-        assert aim.rate_rps is not None
-        first = options.first_seed
-        seeds = range(first, first + max(_LEAST_SEEDS, options.seeds))
-        runs.expect(aim.rate_rps, seeds, options.requests)
-        levels = [runs.level(aim.rate_rps, seed, options.requests) for seed in seeds]
+        assert aim.load is not None
+        rate_rps, seeds = aim.load.rate_rps, evaluation.seeds(_LEAST_SEEDS)
+        runs.expect(rate_rps, seeds, evaluation.requests)
+        levels = [runs.level(rate_rps, seed, evaluation.requests) for seed in seeds]
         valid = [run.figures for run in levels if run.sample.valid]
         after_s = drifting_after_s([run for run in levels if run.sample.valid])
         for objective in aim.objectives:
@@ -229,9 +228,10 @@ _FIRST_SEED = 2 * FRESH_SEEDS  # neither of the search nor of the confirmation
 class Ablation:
     """The winner of a trial with one parameter at its default, against the winner itself.
 
-    `objective` is what was measured at `rate_rps`; `change` is with the default minus with the
-    winner's value, in the objective's unit, and `low` to `high` its 95 % interval. `matters`: the
-    interval lies on the worse side of 0. `problem`: why there is no figure.
+    `objective` is what was measured at `rate_rps` (None: the arrivals have no rate); `change` is
+    with the default minus with the winner's value, in the objective's unit, and `low` to `high` its
+    95 % interval. `matters`: the interval lies on the worse side of 0. `problem`: why there is no
+    figure.
     """
 
     trial: int
@@ -239,7 +239,7 @@ class Ablation:
     value: Any
     default: Any
     objective: str
-    rate_rps: float
+    rate_rps: float | None
     change: float | None
     low: float | None
     high: float | None
@@ -253,33 +253,33 @@ def ablated(
     """The winner with parameters that make no difference at their defaults, and the comparisons.
 
     Args:
-        tuned: of the tuned experiment, simulated. A dimension of its space without a default is
-            kept; its first objective that a run has is compared.
+        tuned: of the tuned experiment, simulated. A dimension whose default is not in the searched
+            space is kept; its first objective that a run has is compared.
         row: the winner.
         folder: for the runs.
     """
     space, aim = tuned.space, tuned.aim
     changed = [
-        name
-        for name, value in row.configuration.items()
-        if name in space.defaults and value != space.defaults[name]
+        dimension.name
+        for dimension in space.dimensions
+        if dimension.holds(space.defaults.get(dimension.name))
+        and row.configuration[dimension.name] != space.defaults[dimension.name]
     ]
     attainment = tuning_objectives()["attainment"]
     objective = next((o for o in aim.objectives if o.column is not None), attainment)
-    rate_rps = aim.rate_rps
+    rate_rps = None if aim.load is None else aim.load.rate_rps
     if aim.searches_capacity and row.values is not None:
         rate_rps = row.values[aim.names.index(CAPACITY)]
-    if not changed or not rate_rps:
+    if not changed or rate_rps == 0:
         return row, []
     with Servers(folder / "servers") as servers:
         evaluation = tuned.again(folder, servers, seeds_from=_FIRST_SEED)
 
         def figures(configuration: Configuration) -> Sequence[float]:
             assert objective.column is not None
-            options, runs = evaluation.options, evaluation.runs_of(configuration)
-            seeds = range(options.first_seed, options.first_seed + SEEDS)
-            runs.expect(rate_rps, seeds, options.requests)
-            by_seed = [runs.level(rate_rps, seed, options.requests).figures for seed in seeds]
+            runs, seeds = evaluation.runs_of(configuration), evaluation.seeds(SEEDS)[:SEEDS]
+            runs.expect(rate_rps, seeds, evaluation.requests)
+            by_seed = [runs.level(rate_rps, seed, evaluation.requests).figures for seed in seeds]
             return [run_figures.get(objective.column, math.nan) for run_figures in by_seed]
 
         sign = 1.0 if objective.maximise else -1.0

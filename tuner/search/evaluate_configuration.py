@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...harness.experiments.execution.cell_specs import CellSpec
+from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec, source
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, backend_of
@@ -31,7 +31,12 @@ from ..capacity.capacity_options import CapacityOptions
 from ..capacity.capacity_search import SearchProgress
 from ..capacity.folder import search_cell, start_rps
 from ..capacity.level_samples import LevelRunner, LevelSample
-from ..capacity.search_options import CapacitySearch, SearchOptions
+from ..capacity.search_options import (
+    CapacitySearch,
+    SearchOptions,
+    requests_of_a_run,
+    seeds_of_a_level,
+)
 from .runs import Run, Runs, Servers
 from .settings import CAPACITY, COST, Aim
 from .space import Configuration, Space, key_of
@@ -195,6 +200,15 @@ class ConfigurationEvaluator:
         )
         return SearchOptions.of(self.experiment, capacity_options)
 
+    @property
+    def requests(self) -> int:
+        """Number of requests of a run under the load."""
+        return requests_of_a_run(self.experiment)
+
+    def seeds(self, least: int = 0) -> range:
+        """Seeds of the runs under the load, `least` or more."""
+        return seeds_of_a_level(self.experiment, least)
+
     def again(
         self, folder: Path, servers: Servers, *, seeds_from: int, **changes: Any
     ) -> ConfigurationEvaluator:
@@ -236,14 +250,14 @@ class ConfigurationEvaluator:
         fewest_gpus: int | None = None,
         report: Callable[[int, float], bool] = lambda step, value: False,
     ) -> ConfigurationResult:
-        """Evaluate a configuration: race, capacity search and runs at the rate, as the objectives
-        need.
+        """Evaluate a configuration: race, capacity search and runs under the load, as the
+        objectives need.
 
         Args:
             runs: of the configuration.
             trial: its number.
             pace: the best configuration's result, which it must beat; None: there is none yet.
-            fewest_gpus: GPUs of a configuration that already carries the rate (objective cost
+            fewest_gpus: GPUs of a configuration that already carries the load (objective cost
                 alone).
             report: receives (step, value of the only objective); returns True to prune.
 
@@ -324,28 +338,26 @@ class ConfigurationEvaluator:
     def _level(
         self, runs: Runs, report: Callable[[int, float], bool]
     ) -> tuple[dict[str, float], bool]:
-        """The figures at the rate, means over the seeds; True if they were not all run."""
-        assert self.aim.rate_rps is not None
-        options = self.options
+        """The figures under the load, means over the seeds; True if they were not all run."""
+        assert self.aim.load is not None
+        seeds = len(self.seeds())
         kept: list[Run] = []
         stopped = False
-        for place in range(options.seeds + _MORE_TRIES):
-            if len(kept) == options.seeds:
+        for seed in self.seeds(seeds + _MORE_TRIES):
+            if len(kept) == seeds:
                 break
-            run = runs.level(self.aim.rate_rps, options.first_seed + place, options.requests)
+            run = runs.level(self.aim.load.rate_rps, seed, self.requests)
             if not run.sample.valid:
                 continue  # the client may have been late by accident
             kept.append(run)
             only = self.aim.single
-            if only is not None and only.column is not None and len(kept) < options.seeds:
+            if only is not None and only.column is not None and len(kept) < seeds:
                 mean = _mean(kept, only.column)
                 if not math.isnan(mean) and report(len(kept) - 1, mean):
                     stopped = True
                     break
         if not kept:
-            raise SloBenchError(
-                f"no valid run at {self.aim.rate_rps:g} req/s: {run.sample.invalid_because}"
-            )
+            raise SloBenchError(f"no valid run {self.aim.load.text}: {run.sample.invalid_because}")
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         figures = {name: _mean(kept, column) for name, column in columns.items()}
         after_s = drifting_after_s(kept)
@@ -355,11 +367,13 @@ class ConfigurationEvaluator:
 
 
 def drifting_after_s(runs: Sequence[Run]) -> float | None:
-    """Mean window of arrivals, in seconds, of the runs that are not stationary; None: all are."""
+    """Mean window of arrivals, in seconds, of the runs that are not stationary; None: all are, or
+    all requests came at once.
+    """
     windows_s = [
         run.figures["arrival_window_s"]
         for run in runs
-        if stationary(run.sample) is False and "arrival_window_s" in run.figures
+        if run.figures.get("arrival_window_s") and stationary(run.sample) is False
     ]
     return sum(windows_s) / len(windows_s) if windows_s else None
 
@@ -367,11 +381,12 @@ def drifting_after_s(runs: Sequence[Run]) -> float | None:
 def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
     """A sentence if the default misses the target even where requests hardly ever meet.
 
-    Simulated at a fiftieth of the estimated capacity; None on a real server, and for objectives
-    without a target.
+    Simulated at a fiftieth of the estimated capacity; None on a real server, for arrivals without
+    a rate, and for objectives without a target.
     """
     aim = evaluation.aim
-    if not evaluation.simulated or not (aim.searches_capacity or aim.must_attain):
+    at_a_rate = aim.load is None or aim.load.rate_rps is not None
+    if not (evaluation.simulated and at_a_rate and (aim.searches_capacity or aim.must_attain)):
         return None
     try:
         runs = evaluation.runs_of({})
@@ -403,13 +418,14 @@ def _mean(kept: Sequence[Run], column: str) -> float:
 
 
 def cell_of(experiment: Experiment, name: str) -> CellSpec:
-    """The one cell of an experiment without a load, called `name`.
+    """The one cell of an experiment, called `name`; the load is a run's.
 
     Raises:
         SloBenchError: it makes no experiment, or several cells.
     """
+    closed = source(WorkloadSpec.first_of(experiment)).closed_loop
     single = {
-        "rates": (1.0,),
+        "rates": None if closed else (1.0,),
         "replay_speeds": None,
         "load_factors": None,
         "seeds": 1,

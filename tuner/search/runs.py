@@ -28,12 +28,12 @@ from ..capacity.capacity_cells import (
     RealServer,
     Simulator,
 )
-from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain
+from ..capacity.level_samples import LevelSample, sample_from_plain
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run at one rate: what capacity is judged by, and the figures of its cell."""
+    """One run under one load: what capacity is judged by, and the figures of its cell."""
 
     sample: LevelSample
     figures: Mapping[str, float]
@@ -52,7 +52,7 @@ class Runs:
     server: Callable[[], CellServer]
     ended: Ended | None = None
     pool: WorkerPool | None = None
-    _known: dict[tuple[float, int, int], Run] = field(default_factory=dict)
+    _known: dict[tuple[float | None, int, int], Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._rows: list[Row] = []
@@ -77,18 +77,18 @@ class Runs:
         """Total duration of the runs in seconds."""
         return sum(run.sample.wall_s for run in self._known.values())
 
-    def level(self, rate_rps: float, seed: int, requests: int) -> Run:
-        """The run, made if there is none yet."""
+    def level(self, rate_rps: float | None, seed: int, requests: int) -> Run:
+        """The run, made if there is none yet; `rate_rps` None: arrivals have no rate."""
         key = (rate_rps, seed, requests)
         if key not in self._known:
             self._known[key] = self._made(*key)
         return self._known[key]
 
-    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+    def run(self, rate_rps: float | None, seed: int, requests: int) -> LevelSample:
         """The sample of the run, which is made unless it is known."""
         return self.level(rate_rps, seed, requests).sample
 
-    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+    def expect(self, rate_rps: float | None, seeds: Iterable[int], requests: int) -> None:
         """Begin the runs that are new in the pool, if there is one, before they are needed."""
         if self._remote is not None:
             new = [seed for seed in seeds if (rate_rps, seed, requests) not in self._known]
@@ -97,8 +97,8 @@ class Runs:
     def _keep_row(self, cell: str, row: Row) -> None:
         self._rows.append(row)
 
-    def _made(self, rate_rps: float, seed: int, requests: int) -> Run:
-        runner: LevelRunner = self._remote or CellRunner(
+    def _made(self, rate_rps: float | None, seed: int, requests: int) -> Run:
+        runner = self._remote or CellRunner(
             self.spec, self.spec.cell, self.server(), self._keep_row, self.ended
         )
         sample = runner.run(rate_rps, seed, requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,15 +29,26 @@ CAPACITY = "capacity"
 COST = "cost"
 
 
+MAKESPAN = "makespan"
+Arrivals = Literal["any", "at a rate", "without a rate"]
+
+
 @dataclass(frozen=True)
 class TuningObjective:
-    """One objective. `column` is that of `cells.csv`; None if a single run does not give it."""
+    """One objective.
+
+    Attributes:
+        column: that of `cells.csv`; None if a single run does not give it.
+        arrivals: those under which it says something; `without a rate`: in a closed loop, or all
+            at once.
+    """
 
     name: str
     maximise: bool
     label: str
     form: Form
     column: str | None = None
+    arrivals: Arrivals = "any"
 
 
 def tuning_objectives() -> dict[str, TuningObjective]:
@@ -45,67 +56,103 @@ def tuning_objectives() -> dict[str, TuningObjective]:
     from ...harness.results.metrics import objectives  # brings numpy: not for --help
 
     of_figures = (
-        TuningObjective(name, figure.higher_is_better, figure.label, figure.form, figure.name)
+        TuningObjective(
+            name,
+            figure.higher_is_better,
+            figure.label,
+            figure.form,
+            figure.name,
+            "without a rate" if name == MAKESPAN else "any",
+        )
         for name, figure in objectives().items()
         if figure.is_column and figure.higher_is_better is not None
     )
     others = (
-        TuningObjective(CAPACITY, True, "capacity, req/s", "per_s"),
+        TuningObjective(CAPACITY, True, "capacity, req/s", "per_s", arrivals="at a rate"),
         TuningObjective(COST, False, "GPUs", "number"),
     )
     return {objective.name: objective for objective in (*others, *of_figures)}
 
 
 @dataclass(frozen=True)
+class TrialLoad:
+    """The load under which a run measures a configuration.
+
+    Attributes:
+        text: `at 4 req/s`, `with 8 users` or `with 100 requests at once`.
+        rate_rps: what is offered; None: the arrivals have no rate.
+    """
+
+    text: str
+    rate_rps: float | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, rate_rps: float | None) -> TrialLoad | None:
+        """The load of an experiment's trials; None where only a capacity search gives the rate.
+
+        Raises:
+            SloBenchError: the rate is not positive, or the arrivals have none.
+        """
+        from ...harness.experiments.execution.cell_specs import WorkloadSpec, source
+        from ...workloads.arrivals import Concurrency
+        from ..capacity.search_options import requests_of_a_run
+
+        spec = WorkloadSpec.first_of(experiment)
+        origin = source(spec)
+        if origin.has_rate:
+            if rate_rps is not None and not rate_rps > 0:
+                raise SloBenchError(f"rate must be positive but is {rate_rps:g}")
+            return None if rate_rps is None else cls(f"at {rate_rps:g} req/s", rate_rps)
+        if rate_rps is not None:
+            named = spec.arrivals if origin.closed_loop else origin.name
+            raise SloBenchError(
+                f"{named} sets the load itself and has no rate: leave --rate out, or choose other "
+                "arrivals"
+            )
+        requests = len(origin.make(requests=requests_of_a_run(experiment)))
+        if isinstance(origin.arrivals, Concurrency) and origin.arrivals.users < requests:
+            users = origin.arrivals.users
+            return cls(f"with {users:,} user{'s' * (users > 1)}")
+        return cls(f"with {requests:,} requests at once")
+
+
+@dataclass(frozen=True)
 class Aim:
-    """The objectives, the attainment that capacity and cost are about, and the offered rate.
+    """The objectives, the attainment that capacity and cost are about, and the load of a run.
 
     Raises:
-        SloBenchError: the objectives are unknown, repeated, or contradict each other or the rate.
+        SloBenchError: the objectives contradict each other or the load.
     """
 
     objectives: tuple[TuningObjective, ...]
     target: float = 0.9
-    rate_rps: float | None = None
+    load: TrialLoad | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.target < 1:
-            raise SloBenchError(f"target must lie between 0 and 1 but is {self.target:g}")
-        if self.rate_rps is not None and not self.rate_rps > 0:
-            raise SloBenchError(f"rate must be positive but is {self.rate_rps:g}")
-        names = [objective.name for objective in self.objectives]
-        for name in names:
-            if names.count(name) > 1:
-                raise SloBenchError(f"the objective {name} is given twice; keep one of them")
-        if {"goodput", "attainment"} <= set(names):
+        names, load = self.names, self.load
+        at_rate = load is None or load.rate_rps is not None
+        arrivals: Arrivals = "at a rate" if at_rate else "without a rate"
+        for objective in self.objectives:
+            if objective.arrivals not in ("any", arrivals):
+                raise SloBenchError(_wrong_arrivals(objective, load))
+        if at_rate and {"goodput", "attainment"} <= set(names):
             raise SloBenchError(
                 "goodput and attainment at one rate are the same objective; keep one of them"
             )
-        at_rate = [o.name for o in self.objectives if o.column is not None]
-        if at_rate and self.rate_rps is None:
-            raise SloBenchError(f"{at_rate[0]} is measured at one rate: give it (--rate 4)")
-        if names == [COST] and self.rate_rps is None:
+        if load is None and (of_runs := [o.name for o in self.objectives if o.column is not None]):
+            raise SloBenchError(
+                f"{of_runs[0]} is measured at one rate: give it (--rate 4), or arrivals that have "
+                "none (--arrivals 'concurrency(100)')"
+            )
+        if load is None and names == (COST,):
             raise SloBenchError(
                 "cost is the fewest GPUs that carry a rate: give it (--rate 4), or add the "
                 "objective capacity"
             )
-        if self.rate_rps is not None and names == [CAPACITY]:
+        if load is not None and names == (CAPACITY,):
             raise SloBenchError(
                 "capacity finds the rate itself: leave --rate out, or choose goodput"
             )
-
-    @classmethod
-    def of(cls, names: Sequence[str], target: float, rate_rps: float | None) -> Aim:
-        """The aim with the objectives of these names.
-
-        Raises:
-            SloBenchError: see `Aim`.
-        """
-        by_name = tuning_objectives()
-        for name in names:
-            if name not in by_name:
-                raise UnknownNameError("objective", name, by_name)
-        return cls(tuple(by_name[name] for name in names), target, rate_rps)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,17 +171,46 @@ class Aim:
 
     @property
     def measures_level(self) -> bool:
-        """Whether a configuration is measured at the rate."""
+        """Whether a configuration is measured under the load."""
         return any(o.column is not None for o in self.objectives) or self.must_attain
 
     @property
     def must_attain(self) -> bool:
-        """Whether only configurations count that reach the target at the rate."""
+        """Whether only configurations count that reach the target under the load."""
         return COST in self.names and CAPACITY not in self.names
 
     def better(self, objective: TuningObjective, value: float, other: float) -> bool:
         """Whether `value` is strictly better than `other`."""
         return value > other if objective.maximise else value < other
+
+
+def _wrong_arrivals(objective: TuningObjective, load: TrialLoad | None) -> str:
+    """Why an objective says nothing under these arrivals, and what does."""
+    if objective.arrivals == "at a rate":
+        load_text = "" if load is None else load.text
+        return (
+            f"{objective.name} is a rate, which a load {load_text} does not have: choose "
+            "--objective attainment, goodput, e2e_mean or makespan, or other arrivals"
+        )
+    return (
+        f"{objective.name} is set by the arrivals where they have a rate: choose --objective "
+        "e2e_p99 or goodput, or arrivals without one (--arrivals 'concurrency(100)')"
+    )
+
+
+def objectives_named(names: Sequence[str]) -> tuple[TuningObjective, ...]:
+    """The objectives of these names.
+
+    Raises:
+        SloBenchError: one is unknown or repeated.
+    """
+    by_name = tuning_objectives()
+    for name in names:
+        if name not in by_name:
+            raise UnknownNameError("objective", name, by_name)
+        if names.count(name) > 1:
+            raise SloBenchError(f"the objective {name} is given twice; keep one of them")
+    return tuple(by_name[name] for name in names)
 
 
 SOUGHT = "Objectives"
@@ -167,8 +243,9 @@ class TuneSettings(BaseModel):
     objectives: Annotated[Several[str], Field(min_length=1)] = setting(
         SOUGHT,
         "Objective: capacity (req/s at --target), goodput, attainment, cost (fewest GPUs), "
-        "ttft_p50, ttft_p99, tpot_p50, tpot_p99, itl_p99, e2e_p50 or e2e_p99 (at --rate). "
-        "Repeated: a Pareto front.",
+        "ttft_p50, ttft_p99, tpot_p50, tpot_p99, itl_p99, e2e_mean, e2e_p50 or e2e_p99 (at "
+        "--rate); under arrivals without a rate ('concurrency(100)') makespan and all of these "
+        "but capacity. Repeated: a Pareto front.",
         (CAPACITY,),
         option="--objective",
         metavar="O",
@@ -196,7 +273,8 @@ class TuneSettings(BaseModel):
     )
     rate_rps: Positive | None = setting(
         SOUGHT,
-        "Offered rate in req/s, for objectives measured at one rate.",
+        "Offered rate in req/s, for objectives measured at one rate; arrivals such as "
+        "'concurrency(100)' have none.",
         option="--rate",
         metavar="R",
     )
@@ -241,16 +319,18 @@ class TuneSettings(BaseModel):
         if not self.sampler:
             default = "tpe" if len(self.objectives) == 1 else "nsga2"
             object.__setattr__(self, "sampler", default)
-        self.aim  # noqa: B018 - says what contradicts
+        if not 0 < self.target < 1:
+            raise SloBenchError(f"target must lie between 0 and 1 but is {self.target:g}")
+        objectives_named(self.objectives)
 
-    @property
-    def aim(self) -> Aim:
-        """The objectives.
+    def aim(self, experiment: Experiment) -> Aim:
+        """The objectives, and the load under which the experiment's configurations are measured.
 
         Raises:
-            SloBenchError: they are unknown, or contradict each other.
+            SloBenchError: they contradict each other, or the workload cannot be read.
         """
-        return Aim.of(self.objectives, self.target, self.rate_rps)
+        load = TrialLoad.of(experiment, self.rate_rps)
+        return Aim(objectives_named(self.objectives), self.target, load)
 
     def changed(self, **changes: Any) -> TuneSettings:
         """A copy with some values changed.

@@ -249,9 +249,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
         raise SloBenchError(
             "settings of a running server cannot be changed: let `tune server` start it"
         )
-    if any("concurrency" in arrivals for arrivals in experiment.arrivals):
-        raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
-    aim = settings.aim
+    aim = settings.aim(experiment)
     if CAPACITY in aim.names:  # what a search would refuse is refused before the first server
         options = CapacityOptions(targets=(aim.target,), tolerance=settings.tolerance)
         SearchOptions.of(experiment, options)

@@ -221,6 +221,7 @@ class Result:
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
     overlong: int = 0  # requests that were rejected because they could never fit
+    models_unplaced: int | None = None  # with requests, and never on a GPU; None: one model alone
     served: Workload | None = None  # where requests were truncated: with their new lengths
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt

@@ -112,6 +112,7 @@ def simulate_models(
         timeline,
         _totals(cluster, pages, recorder.last_finish_s(), timeline),
         overlong=len(rejected),
+        models_unplaced=len(set(workload.model_index.tolist()) - {t.model for t in everyone}),
         counts=summed_counts((cluster.counters, *(t.instance.counters for t in everyone))),
     )
 

@@ -37,6 +37,7 @@ from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
 
 if TYPE_CHECKING:
+    from ..config.schema import ExperimentSchema
     from ..config.setting import Part
 
 # Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
@@ -143,6 +144,12 @@ class WorkloadSpec(CellPart):
     """Where requests come from; see `workloads.source.load_source`."""
 
     part = "source"
+
+    @classmethod
+    def first_of(cls, experiment: ExperimentSchema) -> Self:
+        """The workload that the first value of each setting of an experiment makes."""
+        values = {name: getattr(experiment, name) for name in defaults_of(cls.part)}
+        return cls(**{n: v[0] if isinstance(v, tuple) else v for n, v in values.items()})
 
 
 @dataclass(frozen=True)

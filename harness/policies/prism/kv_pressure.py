@@ -51,6 +51,10 @@ class Loads:
         """Loads of GPUs that hold no model."""
         return cls([0.0] * gpus, [capacity_bytes] * gpus)
 
+    def copy(self) -> Loads:
+        """Loads that change on their own."""
+        return Loads(list(self.weighted_rate), list(self.kv_bytes))
+
     def pressure_with(self, gpu: int, demand: Demand) -> float | None:
         """(W + d) / (S - w) once a part stands there too; None where its weights do not fit.
 
@@ -84,11 +88,12 @@ class Assignment:
     unplaced: tuple[int, ...] = field(default=())
 
 
-def best_gpus(demand: Demand, loads: Loads, node_gpus: int) -> Gpus:
+def best_gpus(demand: Demand, loads: Loads, node_gpus: int, *, tightest: bool = False) -> Gpus:
     """The GPUs with the least pressure for the parts of a model; empty if they fit nowhere.
 
-    Parts go on different GPUs of one node (`node_gpus` each), because their all-reduces need its
-    links; of all nodes the one whose worst part is under the least pressure.
+    `tightest`: those with the least memory left. Parts go on different GPUs of one node
+    (`node_gpus` each), because their all-reduces need its links; of all nodes the one whose worst
+    part is under the least pressure.
     """
     best: tuple[float, Gpus] | None = None
     gpus = len(loads.kv_bytes)
@@ -97,7 +102,7 @@ def best_gpus(demand: Demand, loads: Loads, node_gpus: int) -> Gpus:
         for gpu in range(begin, min(begin + node_gpus, gpus)):
             ratio = loads.pressure_with(gpu, demand)
             if ratio is not None:
-                ratios.append((ratio, gpu))
+                ratios.append((loads.kv_bytes[gpu] if tightest else ratio, gpu))
         if len(ratios) >= demand.tp:
             chosen = sorted(ratios)[: demand.tp]
             if best is None or chosen[-1][0] < best[0]:
@@ -114,12 +119,42 @@ def place(
 ) -> Assignment:
     """Algorithm 1: in order of falling r / s, each model goes where it leaves the least KV pressure
     ratio. A model stays on its GPUs unless the ratio on others is smaller by more than `threshold`,
-    as a share of its present ratio: τ, which the paper leaves without a unit. `loads` is filled.
+    as a share of its present ratio: τ, which the paper leaves without a unit.
     """
+    by_rate = sorted(demands, key=lambda d: -d.part_weight)
+    return _in_order(by_rate, loads, threshold=threshold, node_gpus=node_gpus)
+
+
+def place_by_memory(demands: Sequence[Demand], loads: Loads, *, node_gpus: int = 8) -> Assignment:
+    """Algorithm 1, and where it leaves models out, the largest first: where they leave the least
+    pressure, then where they leave the least memory; of the three what leaves the fewest out.
+
+    Mends the paper's algorithm, which may leave a model out although all have room.
+    """
+    by_memory = sorted(demands, key=lambda d: (-d.part_bytes * d.tp, -d.part_weight))
+    assignment = place(demands, loads.copy(), node_gpus=node_gpus)
+    for tightest in (False, True):
+        if not assignment.unplaced:
+            break
+        largest_first = _in_order(by_memory, loads.copy(), node_gpus=node_gpus, tightest=tightest)
+        if len(largest_first.unplaced) < len(assignment.unplaced):
+            assignment = largest_first
+    return assignment
+
+
+def _in_order(
+    demands: Sequence[Demand],
+    loads: Loads,
+    *,
+    threshold: float = 0.0,
+    node_gpus: int,
+    tightest: bool = False,
+) -> Assignment:
+    """Each model in turn where `best_gpus` says; `loads` is filled."""
     assigned: dict[int, Gpus] = {}
     unplaced = []
-    for demand in sorted(demands, key=lambda d: -d.part_weight):
-        chosen = best_gpus(demand, loads, node_gpus)
+    for demand in demands:
+        chosen = best_gpus(demand, loads, node_gpus, tightest=tightest)
         if demand.gpus and demand.gpus != chosen:
             here = _worst(demand, demand.gpus, loads)
             if here is not None and here - (_worst(demand, chosen, loads) or 0.0) <= (

@@ -24,7 +24,7 @@ from ...core.multi_model_policy import (
 from ...core.policy import parameter
 from ...core.state import RequestState
 from ..shared.model_sharing import VllmSharing
-from .kv_pressure import Demand, Loads, best_gpus, place, swapped
+from .kv_pressure import Demand, Loads, best_gpus, place, place_by_memory, swapped
 from .shared_queue import SharedQueue
 
 _Idle = tuple[int, float, float, float]  # model, SLO, idle time, its threshold
@@ -38,7 +38,8 @@ class PrismGlobal(VllmSharing):
     there at once. `local_queue` off: requests go to the engine at once, first come first served.
     `global_placement` off: models return to their first GPUs and never move. `activation =
     "naive"`: engines are started, not taken from a pool. `evicts` off: no model is evicted.
-    `swaps`: steps of local search after Algorithm 1 at the start, not in the paper.
+    `swaps`: steps of local search after Algorithm 1 at the start, not in the paper. `placement =
+    "printed"`: Algorithm 1 alone at the start, which may leave a model out although there is room.
 
     Where the paper is silent:
 
@@ -71,6 +72,7 @@ class PrismGlobal(VllmSharing):
     global_placement: bool = parameter(True)
     evicts: bool = parameter(True)
     swaps: int = parameter(0, 0, 1000)
+    placement: str = parameter("mended", choices=("mended", "printed"))
 
     @property
     def starts(self) -> Loader | NaiveStart:
@@ -99,7 +101,8 @@ class PrismGlobal(VllmSharing):
 
     def begin(self, cluster: MultiModelCluster) -> None:
         demands = [_demand(model, model.rate_rps) for model in cluster.models]
-        assignment = place(demands, _empty(cluster), node_gpus=cluster.node_gpus)
+        begin = place_by_memory if self.placement == "mended" else place
+        assignment = begin(demands, _empty(cluster), node_gpus=cluster.node_gpus)
         assignment = swapped(assignment, demands, swaps=self.swaps, node_gpus=cluster.node_gpus)
         for index, gpus in sorted(assignment.gpus.items()):
             cluster.activate(cluster.models[index], gpus, loaded=True)

@@ -31,20 +31,40 @@ def by_load(
 
     By falling rate × work, each where there is the least of it so far and its weights fit; parts
     on GPUs of one node. What a static system does that knows the mean rates (MuxServe's placement
-    by popularity and demand, without its search of parallelism).
+    by popularity and demand, without its search of parallelism). Where a model then fits nowhere,
+    the largest models first: likewise, then where they leave the least memory; of the three what
+    leaves the fewest out.
     """
+    by_work = sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index))
+    by_memory = sorted(models, key=lambda m: (-m.weight_pages * m.tp, -m.rate_rps * m.work_s))
+    attempts = ((by_work, False), (by_memory, False), (by_memory, True))
+    gpus_by_model: dict[int, tuple[int, ...]] = {}
+    for in_order, tightest in attempts:
+        placed = _placed(in_order, cluster, tightest=tightest)
+        if len(placed) > len(gpus_by_model):
+            gpus_by_model = placed
+        if len(gpus_by_model) == len(models):
+            break
+    return gpus_by_model
+
+
+def _placed(
+    models: Sequence[ServedModel], cluster: MultiModelCluster, *, tightest: bool
+) -> dict[int, tuple[int, ...]]:
+    """Each model in turn on the least busy GPUs with room, or on those with the least room."""
     busy = [0.0] * cluster.gpus
     free = [pool.free for pool in cluster.pools]
     least_kv = LEAST_KV_BYTES // PAGE_BYTES
     gpus_by_model: dict[int, tuple[int, ...]] = {}
-    for model in sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index)):
+    for model in models:
         best: tuple[float, tuple[int, ...]] | None = None
         for begin in range(0, cluster.gpus, cluster.node_gpus):
             node = range(begin, min(begin + cluster.node_gpus, cluster.gpus))
             fitting = [g for g in node if free[g] >= model.weight_pages + least_kv]
-            chosen = tuple(sorted(fitting, key=lambda g: (busy[g], g))[: model.tp])
+            cost: Sequence[float] = free if tightest else busy
+            chosen = tuple(sorted(fitting, key=lambda g: (cost[g], g))[: model.tp])
             if len(chosen) == model.tp:
-                worst = max(busy[g] for g in chosen)
+                worst = max(cost[g] for g in chosen)
                 if best is None or worst < best[0]:
                     best = worst, chosen
         if best is None:

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.results.read_run import read_run
+from slo_bench.reports.figures.levels import combine
+from slo_bench.reports.pages.run_page import write_report
+from slo_bench.reports.pages.summary_page import summary_table, unplaced_text
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.slo import parse_slo
 
@@ -40,6 +45,29 @@ def test_run_of_several_models_has_a_row_for_each_system(tmp_path: Path) -> None
     assert by_system["qlm"] < by_system["prism"]
     again = Experiment.load(tmp_path / "run" / "experiment.toml").run(tmp_path / "again", jobs=1)
     assert again.rows() == rows
+
+
+def test_models_that_stand_on_no_gpu_are_named(tmp_path: Path) -> None:
+    """Two GPUs have no room for 14 models at a time; Prism loads them in turns."""
+    crowded = {
+        **SETTINGS,
+        "systems": ["muxserve", "prism"],
+        "models": "fleet(llama-3.1-8b*14)",
+        "rates": [8.0],
+        "slo": "ttft=1",
+    }
+    result = Experiment(**crowded).run(tmp_path / "run", jobs=1)
+    unplaced = {row["system"]: row["models_unplaced"] for row in result.rows()}
+    assert unplaced["muxserve"] > 0
+    assert unplaced["prism"] == 0
+    cells = combine([read_run(tmp_path / "run")])
+    models = "models" if unplaced["muxserve"] > 1 else "model"
+    assert unplaced_text(cells) == f"muxserve at 8 req/s: {unplaced['muxserve']} {models}"
+    console = Console(record=True, width=200)
+    console.print(summary_table(cells))
+    assert "Models on no GPU, all their requests missed: muxserve" in console.export_text()
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "Models on no GPU." in page
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_tune_leaves_a_set_parameter_out_of_the_search(slo_bench):
         (["sarathi", "--storage", "nodb://x"], "the storage nodb://x cannot be used"),
         (["sarathi", "--confirm", "tgi"], "confirm_backend must be 'vllm' or 'sglang'"),
         (["sarathi", "--workload", "no-such"], "no-such"),
-        (["sarathi", "--arrivals", "concurrency(4)"], "choose other arrivals"),
+        (["sarathi", "--arrivals", "concurrency(4)"], "capacity is a rate, which a load with 4"),
         (["--resume"], "--resume needs the folder"),
         (["--resume", "--out", "nowhere"], "there is nothing to resume in nowhere"),
         (["missing.toml"], "cannot be read"),
@@ -110,6 +110,34 @@ def test_tune_wrong_options_are_refused_before_any_trial(slo_bench, tmp_path, wo
     assert code == 2
     assert problem in err + out
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_tune_all_at_once_names_the_load_wherever_it_names_the_objective(slo_bench, tmp_path, file):
+    words = ["--search", "max_batch=4,32", "--trials", "2", "--seeds", "2", "--out", "o"]
+    words += ["--set", "output_tokens=uniform(8,64)", "--slo", "e2e=uniform(1,15)"]
+    target = ["slo-odbs", "--arrivals", "concurrency(40)", "--requests", "40"]
+    target += ["--objective", "attainment"]
+    if file:
+        (tmp_path / "t.toml").write_text(
+            'systems = "slo-odbs"\narrivals = "concurrency(40)"\nrequests = 40\n'
+            '[tune]\nobjectives = "attainment"\n'
+        )
+        target = ["t.toml"]
+    code, out, err = slo_bench("tune", *target, *words)
+    assert code == 0, err
+    text = "with 40 requests at once"
+    lines = " ".join(out.split())
+    assert f"slo-odbs, share in SLO {text}: 2 configurations" in lines
+    assert f"winner's value, {text} on the same requests" in lines
+    assert text in (tmp_path / "o" / "report.html").read_text()
+    code, printed, err = slo_bench("tune", "--resume", "--out", "o", "--json")
+    assert code == 0, err
+    results = json.loads(printed)
+    assert (results["rate_rps"], results["load"]) == (None, text)
+    assert results["requests"] == 2 * 2 * 40
+    assert {row["objective"] for row in results["confirmed"]} == {"attainment"}
+    assert all(row["requests"] == 5 * 40 for row in results["confirmed"])
 
 
 def test_tune_commands_have_help(slo_bench):

@@ -5,7 +5,14 @@ from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.tuner.search.dimension import Dimension
 from slo_bench.tuner.search.evaluate_configuration import cell_of
 from slo_bench.tuner.search.samplers import checked, grid_of
-from slo_bench.tuner.search.settings import Aim, TuneSettings, load, text_of
+from slo_bench.tuner.search.settings import (
+    Aim,
+    TrialLoad,
+    TuneSettings,
+    load,
+    objectives_named,
+    text_of,
+)
 from slo_bench.tuner.search.space import counts_gpus, key_of, space_of
 from slo_bench.tuner.search.tuning_run import prepared
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
@@ -175,8 +182,65 @@ def test_tune_file_with_an_error_is_refused(tmp_path, text, problem):
         prepared(*load(path))
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "requests", "rate_rps", "text"),
+    [
+        ("poisson", 200, 4.0, "at 4 req/s"),
+        ("concurrency(8)", 200, None, "with 8 users"),
+        ("concurrency(1)", 200, None, "with 1 user"),
+        ("concurrency(100)", 100, None, "with 100 requests at once"),
+        ("concurrency(500)", 100, None, "with 100 requests at once"),
+    ],
+)
+def test_load_of_trials_is_named_as_the_arrivals_offer_it(arrivals, requests, rate_rps, text):
+    trial_load = TrialLoad.of(Experiment(arrivals=arrivals, requests=requests), rate_rps)
+    assert trial_load == TrialLoad(text, rate_rps)
+
+
+def test_load_of_a_trace_whose_requests_come_at_once_has_no_rate(tmp_path):
+    path = tmp_path / "batch.csv"
+    rows = [f"0,{64 + n},8" for n in range(30)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    experiment = Experiment(workload=str(path))
+    assert TrialLoad.of(experiment, None) == TrialLoad("with 30 requests at once")
+    with pytest.raises(SloBenchError, match=r"batch.csv sets the load itself and has no rate"):
+        TrialLoad.of(experiment, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "arrivals", "rate_rps", "problem"),
+    [
+        ("capacity", "concurrency(8)", None, "which a load with 8 users does not have: choose"),
+        (
+            ("capacity", "attainment"),
+            "concurrency(8)",
+            None,
+            "--objective attainment, goodput, e2e_",
+        ),
+        ("attainment", "concurrency(8)", 2.0, r"concurrency\(8\) sets the load itself"),
+        ("makespan", "poisson", 2.0, "set by the arrivals where they have a rate"),
+        ("makespan", "poisson", None, "set by the arrivals where they have a rate"),
+        ("attainment", "poisson", None, r"or arrivals that have none \(--arrivals"),
+        ("attainment", "poisson", -1.0, "rate_rps must be greater than 0"),
+    ],
+)
+def test_objective_that_says_nothing_under_the_arrivals_is_refused(
+    objectives, arrivals, rate_rps, problem
+):
+    experiment = Experiment(systems="s3", arrivals=arrivals)
+    with pytest.raises(SloBenchError, match=problem):
+        prepared(experiment, TuneSettings(objectives=objectives, rate_rps=rate_rps))
+
+
+def test_goodput_and_attainment_differ_where_the_arrivals_have_no_rate():
+    settings = TuneSettings(objectives=("goodput", "attainment", "e2e_mean", "makespan"))
+    tuning = prepared(Experiment(systems="s3", arrivals="concurrency(50)", requests=50), settings)
+    assert tuning.aim.names == ("goodput", "attainment", "e2e_mean", "makespan")
+    assert tuning.aim.load == TrialLoad("with 50 requests at once")
+
+
 def test_aim_better_follows_the_objectives_direction():
-    aim = Aim.of(("goodput", "ttft_p99"), 0.9, 2.0)
+    aim = Aim(objectives_named(("goodput", "ttft_p99")), load=TrialLoad("at 2 req/s", 2.0))
     goodput, latency = aim.objectives
     assert aim.better(goodput, 2.0, 1.0)
     assert aim.better(latency, 1.0, 2.0)

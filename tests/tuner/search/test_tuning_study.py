@@ -381,6 +381,65 @@ def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
     assert all(row.requests == 0 for row in more)  # they cannot be cheaper
 
 
+AT_ONCE = Experiment(
+    systems="s3",
+    arrivals="concurrency(40)",
+    requests=40,
+    seeds=2,
+    output_tokens="uniform(8,64)",
+    slo="e2e=uniform(1,15)",
+)
+
+
+@pytest.mark.parametrize("objective", ["attainment", "e2e_mean", "makespan", "goodput"])
+def test_tune_all_at_once_takes_the_mean_of_the_seeds_as_run_has_it(tmp_path, objective):
+    search = {"max_batch": "1,4,16"}
+    settings = quick(objectives=objective, search=search, sampler="grid", trials=3)
+    study = tune(AT_ONCE, settings, tmp_path / "o").study
+    (best,) = study.best
+    columns = {"attainment": "attainment", "goodput": "goodput_rps"}
+    column = columns.get(objective, f"{objective}_s")
+    parameters = {"s3": {"max_batch": best.configuration["max_batch"]}}
+    again = Experiment(**AT_ONCE.model_dump(exclude_unset=True), parameters=parameters)
+    cells = again.run(tmp_path / "r", jobs=1).cells
+    assert best.values == pytest.approx([cells[column].mean()])
+    maximise = objective in ("attainment", "goodput")
+    finished = [row.values[0] for row in study.trials if row.state == "finished"]
+    assert best.values[0] == (max(finished) if maximise else min(finished))
+    assert "drifting_after_s" not in best.figures  # nothing arrives while it runs
+
+
+def test_tune_cost_all_at_once_finds_the_fewest_gpus_that_keep_the_target(tmp_path):
+    settings = quick(objectives="cost", search={"instances": "1,2,4,8"}, sampler="grid", target=0.8)
+    study = tune(AT_ONCE, settings, tmp_path / "o").study
+    (best,) = study.best
+    assert best.figures["attainment"] >= 0.8
+    fewer = [row for row in study.trials if row.configuration["instances"] < best.values[0]]
+    assert fewer
+    assert all(row.figures["attainment"] < 0.8 for row in fewer)
+
+
+def test_tune_closed_loop_goes_on_in_a_storage_without_repeating_a_run(tmp_path):
+    url = f"sqlite:///{tmp_path / 'tune.db'}"
+    users = Experiment(**AT_ONCE.model_dump(exclude_unset=True) | {"arrivals": "concurrency(4)"})
+    settings = quick(objectives=("e2e_mean", "attainment"), search={"max_batch": "1..16"}, trials=2)
+    first = tune(users, settings, tmp_path / "o", storage=url)
+    assert first.study.aim.load.text == "with 4 users"
+    runs = runs_of(tmp_path / "o")
+    assert {rate_rps for _, rate_rps, *_ in runs} == {None}
+    second = tune(users, settings.changed(trials=4), tmp_path / "o", storage=url, resume=True).study
+    assert second.trials[:2] == first.study.trials
+    assert len(set(runs_of(tmp_path / "o"))) == len(runs_of(tmp_path / "o")) > len(runs)
+
+
+def test_ablation_keeps_a_parameter_whose_default_is_not_searched(tmp_path):
+    search = {"max_batch": "1..8", "first": ""}  # by default 32
+    settings = quick(objectives="attainment", search=search, trials=4, confirm=True)
+    outcome = tune(AT_ONCE, settings, tmp_path / "o")
+    assert outcome.winners[0].row.configuration["max_batch"] <= 8
+    assert {row.parameter for row in outcome.ablations} <= {"first"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsga2", "random"])
 def test_every_sampler_finds_the_best(tmp_path, sampler):

@@ -14,6 +14,7 @@ from slo_bench.harness.policies.prism.kv_pressure import (
     Loads,
     best_gpus,
     place,
+    place_by_memory,
     swapped,
 )
 from slo_bench.predictors.specs import model
@@ -68,6 +69,15 @@ def test_place_leaves_a_model_unplaced_where_weights_do_not_fit() -> None:
     assert (placement.gpus, placement.unplaced) == ({0: (0,), 1: (1,)}, (2,))
 
 
+def test_place_by_memory_finds_room_that_the_printed_order_leaves() -> None:
+    """By rate the 40s go apart, and the 70 fits nowhere; largest first it has a GPU of its own."""
+    demands = [Demand(0, 5, 1, 40), Demand(1, 4, 1, 40), Demand(2, 1, 1, 70)]
+    assert place(demands, Loads.empty(2, 100)).unplaced == (2,)
+    placement = place_by_memory(demands, Loads.empty(2, 100))
+    assert placement.gpus == {2: (0,), 0: (1,), 1: (1,)}
+    assert place_by_memory(demands[:2], Loads.empty(2, 100)).gpus == {0: (0,), 1: (1,)}
+
+
 def test_place_puts_tp_parts_on_different_gpus_of_a_node() -> None:
     loads = Loads.empty(4, 100)
     loads.add(0, Demand(9, 50, 1, 10))
@@ -92,6 +102,21 @@ def test_demand_without_positive_slo_is_refused() -> None:
 _demands = st.lists(
     st.tuples(st.floats(0, 10), st.floats(0.05, 3), st.integers(1, 900)), min_size=1, max_size=6
 )
+
+
+@settings(max_examples=200, deadline=None)
+@given(_demands, st.integers(1, 3))
+def test_place_by_memory_leaves_no_more_models_out(
+    figures: list[tuple[float, float, int]], gpus: int
+) -> None:
+    demands = [Demand(i, *figure) for i, figure in enumerate(figures)]
+    printed = place(demands, Loads.empty(gpus, _C))
+    mended = place_by_memory(demands, Loads.empty(gpus, _C))
+    assert len(mended.unplaced) <= len(printed.unplaced)
+    if not printed.unplaced:
+        assert mended == printed
+    if len(mended.unplaced) < len(printed.unplaced):
+        assert min(mended.loads.kv_bytes) > 0
 
 
 @settings(max_examples=200, deadline=None)
