@@ -109,8 +109,9 @@ class Hedged(ClusterPolicy):
         return chosen
 
     def _chosen(self, r: RequestState, cluster: ClusterView) -> Instance:
+        state: FirstTokens = cluster.state
         if self.routing == "round-robin":
-            return cluster.state.router.route(r, cluster.up)
+            return state.router.route(r, cluster.up)
         return least_loaded(cluster.up)
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
