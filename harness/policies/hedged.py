@@ -46,7 +46,8 @@ class FirstTokens:
     """Requests without a first token, in order of arrival, and the latest times to it."""
 
     router: RoundRobin = field(default_factory=RoundRobin)
-    stalls: int = 0  # so far
+    requests: int = 0  # so far
+    stalls: int = 0
     awaited: dict[int, list[Copy]] = field(default_factory=dict)  # by request, one copy or two
     _lately_s: deque[float] = field(default_factory=deque)
     _sorted_s: list[float] = field(default_factory=list)
@@ -67,8 +68,9 @@ class FirstTokens:
 @dataclass(frozen=True)
 class Hedged(ClusterPolicy):
     """A request without its first token after the `quantile` of the last `window` TTFTs goes to the
-    instance with the fewest requests as well, once (1: never). The copy whose first token is out
-    first answers; the other is cancelled, and its work is lost.
+    instance with the fewest requests as well, once (1: never), but no more than a share `budget` of
+    all requests so far: past capacity all are late. The copy whose first token is out first
+    answers; the other is cancelled, and its work is lost.
 
     `routing`: the first copy goes to the instances in turn (`round-robin`) or to that with the
     fewest requests (`least-loaded`). First tokens are looked for every `control_every_s`.
@@ -78,6 +80,7 @@ class Hedged(ClusterPolicy):
     """
 
     quantile: float = parameter(0.95, 0.5, 1.0)
+    budget: float = parameter(0.05, 0.0, 1.0)
     window: int = parameter(500, 20, 100_000, log=True)
     routing: str = parameter("least-loaded", choices=("least-loaded", "round-robin"))
     control_every_s: float = parameter(0.05, 0.001, 10.0)
@@ -104,6 +107,7 @@ class Hedged(ClusterPolicy):
         if not cluster.up:
             return HOLD
         state: FirstTokens = cluster.state
+        state.requests += 1
         chosen = self._chosen(r, cluster)
         state.awaited[r.id] = [Copy(r, chosen)]
         return chosen
@@ -175,6 +179,8 @@ class Hedge:
             first = copies[0]
             if now_s - first.request.arrival_s <= late_s:
                 return  # those that came later are not late either
+            if cluster.counters["hedges"] + 1 > self.policy.budget * state.requests:
+                return
             others = [i for i in cluster.up if i.index != first.instance.index]
             if len(copies) == 1 and others:
                 second = least_loaded(others)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.hedged import FirstTokens
+from slo_bench.harness.policies.hedged import FirstTokens, Hedged
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -30,7 +32,7 @@ def load(arrival_s, prompt_tokens, output_tokens=20, **more) -> Workload:
 
 
 def served(workload: Workload, instances: int = 2, **parameters):
-    system = SYSTEMS["hedged"].with_parameters(window=20, **parameters)
+    system = SYSTEMS["hedged"].with_parameters(window=20, **{"budget": 1.0} | parameters)
     return simulate(workload, system, PLACEMENT, STEP_TIME, instances=instances)
 
 
@@ -61,6 +63,32 @@ def test_slower_copy_is_cancelled_and_its_work_counted():
     computed = hedged.totals.prefill_tokens - plain.totals.prefill_tokens
     assert 0 < computed <= 60_000
     assert hedged.counts["hedge_tokens"] == pytest.approx(computed, abs=100)
+
+
+def test_hedges_stay_within_their_share_of_all_requests():
+    workload = load(np.arange(200) * 0.02, 4000)
+    free = served(workload, quantile=0.5)
+    limited = served(workload, quantile=0.5, budget=0.05)
+    assert free.counts["hedges"] > 20
+    assert 0 < limited.counts["hedges"] <= 10
+
+
+def test_cancelled_copies_leave_no_blocks_behind():
+    @dataclass(frozen=True)
+    class Watched(Hedged):
+        def extra_records(self, state, instances):
+            left.extend(i.kv_manager.total - i.free_blocks for i in instances)
+            assert not state.awaited
+            return ()
+
+    left: list[int] = []
+    policy = Watched(quantile=0.5, budget=1.0, window=20)
+    system = replace(SYSTEMS["hedged"], cluster=policy)
+    rng = np.random.default_rng(3)
+    workload = load(np.arange(150) * 0.1, rng.integers(1, 8000, 150), rng.integers(1, 200, 150))
+    result = simulate(workload, system, PLACEMENT, STEP_TIME, instances=3)
+    assert result.counts["hedge_tokens"] > 0
+    assert left == [0, 0, 0]
 
 
 def test_no_hedge_before_a_fifth_of_the_window_was_observed():
