@@ -19,7 +19,7 @@ from .call_parser import positive
 from .errors import SloBenchError
 from .lengths import LengthDistribution, PairLengths
 from .models import Models, MultiModelArrivals
-from .prefixes import Continuations
+from .prefixes import Continuations, HotPrefixes
 from .readers.table_reader import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
 from .sessions import Agents, Sessions, Task, Volume, begun, graph_of
@@ -144,7 +144,7 @@ class DrawnSource(WorkloadSource):
     """
 
     lengths: PairLengths
-    continuations: Continuations | None = None
+    continuations: Continuations | HotPrefixes | None = None
     sessions: Sessions | Agents | None = None
     texts: LengthDistribution | None = None
     priority: int = 0

@@ -1,11 +1,11 @@
-"""Shared prefixes: block hashes made on demand, and prompts that continue earlier ones."""
+"""Shared prefixes: block hashes made on demand, prompts that continue others, hot prefixes."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy as np
 from .arrays import Floats, Ints, Mask
 from .call_parser import positive
 from .errors import SloBenchError
-from .lengths import PairLengths, TokenPairs, normal_cumulative, normal_quantile
+from .lengths import MOST_TOKENS, PairLengths, TokenPairs, normal_cumulative, normal_quantile
 from .streams import Streams
 
 BLOCK_SIZE = 16
+MOST_PREFIXES = 1_000_000
 
 
 class PrefixRows(Sequence[tuple[int, ...]]):
@@ -78,12 +79,34 @@ class SessionBlocks(PrefixRows):
 
 
 @dataclass(frozen=True)
+class HotPrefixBlocks(PrefixRows):
+    """Rows that begin with one of several prefixes of `shared` blocks each and go on alone.
+
+    `prefix[row]` is the number of the row's prefix, `first[row]` its first block after it,
+    `length[row]` how many full blocks it has.
+    """
+
+    prefix: Ints
+    first: Ints
+    length: Ints
+    shared: int
+
+    def __len__(self) -> int:
+        return len(self.prefix)
+
+    def row(self, row: int) -> tuple[int, ...]:
+        begin, first = int(self.prefix[row]) * self.shared, int(self.first[row])
+        own_blocks = int(self.length[row]) - self.shared
+        return (*range(begin, begin + self.shared), *range(first, first + own_blocks))
+
+
+@dataclass(frozen=True)
 class SharedPairs:
-    """Drawn lengths with the sessions and blocks they share."""
+    """Drawn lengths with the sessions (one number: of all) and blocks they share."""
 
     pairs: TokenPairs
     session: Ints
-    blocks: SessionBlocks
+    blocks: PrefixRows
 
 
 @dataclass(frozen=True)
@@ -135,6 +158,45 @@ class Continuations:
         system_tokens = self.system_blocks * self.block_size
         blocks = SessionBlocks.of(root, tokens, system_tokens, self.block_size)
         return SharedPairs(pairs, root, blocks)
+
+
+@dataclass(frozen=True)
+class HotPrefixes:
+    """Every prompt begins with one of `prefixes` texts of `tokens` tokens, the k-th most popular of
+    which comes in proportion to k to the power of −`exponent` (Zipf); drawn lengths are what
+    follows it. Full blocks of a prefix are shared.
+    """
+
+    prefixes: int
+    tokens: int
+    exponent: float
+    block_size: int = BLOCK_SIZE
+
+    def __post_init__(self) -> None:
+        for name, most in (("prefixes", MOST_PREFIXES), ("tokens", MOST_TOKENS)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise SloBenchError(
+                    f"{name} of hot-prefixes must lie in 1..{most:,} but is {value!s:.20}"
+                )
+        if not 0 <= self.exponent <= 100:
+            raise SloBenchError(
+                f"exponent of hot-prefixes must lie in 0..100 but is {self.exponent:g}"
+            )
+
+    def draw(self, lengths: PairLengths, arrival_s: Floats, streams: Streams) -> SharedPairs:
+        """Lengths and blocks of requests that arrive at these times."""
+        n = len(arrival_s)
+        drawn = lengths.draw(n, streams.rng("lengths"))
+        pairs = replace(drawn, prompt_tokens=drawn.prompt_tokens + self.tokens)
+        popularity = np.arange(1, self.prefixes + 1, dtype=np.float64) ** -self.exponent
+        edges = np.cumsum(popularity)
+        u = streams.rng("prefixes").random(n) * edges[-1]
+        prefix = np.minimum(np.searchsorted(edges, u, side="right"), self.prefixes - 1)
+        shared, length = self.tokens // self.block_size, pairs.prompt_tokens // self.block_size
+        ends = self.prefixes * shared + np.cumsum(length - shared)
+        blocks = HotPrefixBlocks(prefix, ends - (length - shared), length, shared)
+        return SharedPairs(pairs, np.full(1, -1), blocks)
 
 
 def _parents(arrival_s: Floats, wanted_s: Floats, continues: Mask) -> Ints:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
@@ -30,7 +30,7 @@ from .lengths import (
     parse_lengths,
 )
 from .models import Models, MultiModelArrivals, parse_models
-from .prefixes import Continuations
+from .prefixes import Continuations, HotPrefixes
 from .readers.agents import RecordedTasks
 from .readers.formats import read
 from .sessions import CONVERTERS, Agents, Sessions, parse_agents, parse_sessions
@@ -54,7 +54,7 @@ class Entry:
     mean_prompt_tokens: float | None = None
     mean_output_tokens: float | None = None
     natural_rate_rps: float | None = None
-    prefix: Continuations | None = None
+    prefix: Continuations | HotPrefixes | None = None
 
 
 @functools.cache
@@ -79,6 +79,8 @@ def _entry(name: str, table: dict[str, Any]) -> Entry:
     lengths = PairLengths(parts, values.pop("max_total_tokens", None))
     if "prefix" in values:
         values["prefix"] = Continuations(**values["prefix"])
+    elif "hot" in values:
+        values["prefix"] = HotPrefixes(**values.pop("hot"))
     return Entry(name=name, lengths=lengths, **values)
 
 
@@ -105,8 +107,8 @@ def load_source(
     format: str | None = None,  # noqa: A002
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
-    """Load a workload by a catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or
-    `embed(…)`, or `mix(chat=azure-conv:0.7, …)` and its short form
+    """Load a workload by a catalogue name, the path of a trace, `synthetic`, `synthetic(…)`,
+    `embed(…)` or `hot-prefixes(…)`, or `mix(chat=azure-conv:0.7, …)` and its short form
     `collocated(1:9)`.
 
     Args:
@@ -225,25 +227,51 @@ class _Embed:
     priority: int = 0
 
 
+@dataclass(frozen=True)
+class _HotPrefixes:
+    """What is left out is as in the catalogue."""
+
+    prefixes: int | None = None
+    tokens: int | None = None
+    exponent: float | None = None
+    prompt: LengthDistribution | None = None
+    output: LengthDistribution | None = None
+    priority: int = 0
+
+
+_INLINE = ("synthetic", "embed", "hot-prefixes")
+
+
 def is_inline_spec(text: str) -> bool:
-    """Whether `text` is `synthetic(…)` or `embed(…)`."""
-    return text.partition("(")[0].strip().lower() in ("synthetic", "embed") and "(" in text
+    """Whether `text` is `synthetic(…)`, `embed(…)` or `hot-prefixes(…)`."""
+    return text.partition("(")[0].strip().lower() in _INLINE and "(" in text
 
 
 def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -> DrawnSource:
-    """Read `synthetic(prompt=300, output=uniform(200,500), priority=1)`, or
-    `embed(texts=32, tokens=256)`: requests of 32 texts of 256 tokens each to embed.
+    """Read `synthetic(prompt=300, output=uniform(200,500), priority=1)`,
+    `embed(texts=32, tokens=256)`: requests of 32 texts of 256 tokens each to embed, or
+    `hot-prefixes(prefixes=10, tokens=4096, exponent=1.2, prompt=uniform(200,900))`.
 
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    spec: _Synthetic | _Embed
+    spec: _Synthetic | _Embed | _HotPrefixes
+    texts = prefix = None
     if call.name == "synthetic":
         spec = build(_Synthetic, call, CONVERTERS)
-        lengths, texts = pair(spec.prompt, spec.output), None
-    else:
+        lengths = pair(spec.prompt, spec.output)
+    elif call.name == "embed":
         spec = build(_Embed, call, CONVERTERS)
         lengths, texts = pair(spec.tokens, Fixed(1)), spec.texts
+    else:
+        optional = {f"{kind} | None": convert for kind, convert in CONVERTERS.items()}
+        spec = build(_HotPrefixes, call, optional)
+        entry = find(call.name)
+        (part,) = entry.lengths.parts
+        lengths = pair(spec.prompt or part.prompt, spec.output or part.output)
+        shape = {name: getattr(spec, name) for name in ("prefixes", "tokens", "exponent")}
+        changed = {name: value for name, value in shape.items() if value is not None}
+        prefix = replace(cast("HotPrefixes", entry.prefix), **changed)
     if abs(spec.priority) >= 2**31:
         raise SloBenchError(f"priority must be below 2^31 but is {spec.priority} in {call.text!r}")
     return DrawnSource(
@@ -253,6 +281,7 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
         origin=f"synthetic: {call.text}",
         models=models,
         texts=texts,
+        continuations=prefix,
         priority=spec.priority,
     )
 

@@ -407,6 +407,8 @@ _OF_CELLS: tuple[Figure, ...] = (
     Figure("compute_usage_min", "share", "arithmetic in use of the idlest instance's GPUs"),
     Figure("compute_usage_mean_ROLE", "share", "arithmetic in use of a role's GPUs"),
     Figure("memory_usage_mean_ROLE", "share", "weights and KV in use of a role's GPUs"),
+    Figure("gpu_utilisation_mean_ROLE", "share", "time in which a role's GPUs compute"),
+    Figure("memory_reserved_mean_ROLE", "share", "weights and reserved KV of a role's GPUs"),
     Figure("count_NAME", "acts", "how often the mechanism of that name acted",
            lambda run: {COUNT + name: acts for name, acts in run.counts.items()}),
 )  # fmt: skip
@@ -535,8 +537,8 @@ def _added(sums: Floats, more: Floats | Ints) -> Floats:
 
 
 def _usage_by_role(result: Result) -> dict[str, float]:
-    """Mean use of compute and memory by the GPUs of each role, and of compute by the busiest and
-    the idlest instance; {} where there are not several instances, or it is not known.
+    """Mean use of compute, memory and time by the GPUs of each role, and of compute by the busiest
+    and the idlest instance; {} where there are not several instances, or it is not known.
     """
     measured = [instance for instance in result.instances if np.isfinite(instance.compute_usage)]
     if len(measured) < 2:
@@ -545,12 +547,9 @@ def _usage_by_role(result: Result) -> dict[str, float]:
     usage = {"compute_usage_max": max(compute), "compute_usage_min": min(compute)}
     for role in dict.fromkeys(instance.role for instance in measured if instance.role):
         members = [instance for instance in measured if instance.role == role]
-        usage[f"compute_usage_mean_{role}"] = float(
-            np.mean([instance.compute_usage for instance in members])
-        )
-        usage[f"memory_usage_mean_{role}"] = float(
-            np.mean([instance.memory_usage for instance in members])
-        )
+        for name in ("compute_usage", "memory_usage", "gpu_utilisation", "memory_reserved"):
+            values = [getattr(instance, name) for instance in members]
+            usage[f"{name}_mean_{role}"] = float(np.mean(values))
     return usage
 
 

@@ -56,6 +56,56 @@ def test_mixed_requests_survive_csv(tmp_path):
         np.testing.assert_array_equal(getattr(back, column), getattr(workload, column))
 
 
+HOT = "hot-prefixes(prefixes=4,tokens=100,exponent=1,prompt=uniform(5,40),output=7,priority=3)"
+
+
+def test_hot_prefixes_are_shared_by_their_full_blocks_alone():
+    workload = load_source(HOT).make(rate_rps=2, requests=4000, seed=3)
+    assert set(workload.prompt_tokens.tolist()) == set(range(105, 141))
+    assert set(workload.output_tokens.tolist()) == {7}
+    assert (workload.priority == 3).all()
+    assert (workload.session == -1).all()
+    own_blocks: set[int] = set()
+    prefixes: dict[tuple[int, ...], int] = {}
+    for blocks, tokens in zip(workload.prefix_blocks, workload.prompt_tokens, strict=True):
+        assert len(blocks) == tokens // 16
+        prefixes[blocks[:6]] = prefixes.get(blocks[:6], 0) + 1  # 100 tokens are 6 full blocks
+        assert not own_blocks & set(blocks[6:])
+        own_blocks |= set(blocks[6:])
+    assert len(prefixes) == 4
+    assert len({block for blocks in prefixes for block in blocks} | own_blocks) == 24 + len(
+        own_blocks
+    )
+    # Zipf 1: 12/25, 6/25, 4/25, 3/25.
+    shares = [count / 4000 for count in sorted(prefixes.values(), reverse=True)]
+    assert shares == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25], abs=0.02)
+
+
+def test_hot_prefixes_of_the_catalogue_are_those_of_the_written_form():
+    written = "hot-prefixes(10,4096,1.2,uniform(200,900),uniform(50,250))"
+    workloads = [
+        load_source(text).make(rate_rps=9, requests=50) for text in (written, "hot-prefixes")
+    ]
+    for column in ("arrival_s", "prompt_tokens", "output_tokens"):
+        np.testing.assert_array_equal(*(getattr(w, column) for w in workloads))
+    assert list(workloads[0].prefix_blocks) == list(workloads[1].prefix_blocks)
+    assert workloads[0].prompt_tokens.min() >= 4296
+    longer = load_source("hot-prefixes", prompt_tokens="1000", output_tokens="3")
+    assert set(longer.make(rate_rps=9, requests=5).prompt_tokens.tolist()) == {5096}
+
+
+def test_lengths_and_prefixes_of_a_seed_do_not_depend_on_the_rate():
+    slow, fast = (load_source(HOT).make(rate_rps=rate, requests=50) for rate in (1, 20))
+    assert list(slow.prefix_blocks) == list(fast.prefix_blocks)
+
+
+def test_hot_prefixes_survive_csv(tmp_path):
+    workload = load_source(HOT).make(rate_rps=2, requests=30)
+    write_csv(workload, tmp_path / "hot.csv")
+    back = load_source(tmp_path / "hot.csv").make()
+    assert list(back.prefix_blocks) == list(workload.prefix_blocks)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -64,6 +114,11 @@ def test_mixed_requests_survive_csv(tmp_path):
         ("synthetic(prompt=3)", "lacks output"),
         ("embed(texts=3,tokens=4,dims=5)", "dims"),
         ("embed(texts=3,tokens=4,priority=1e12)", "priority must be below"),
+        ("hot-prefixes(prefixes=0)", "prefixes of hot-prefixes must lie in 1"),
+        ("hot-prefixes(tokens=9e99)", "tokens of hot-prefixes must lie in 1"),
+        ("hot-prefixes(exponent=-1)", "exponent of hot-prefixes must lie in 0"),
+        ("hot-prefixes(count=3)", "unknown setting of hot-prefixes 'count'"),
+        ("mix(a=hot-prefixes:1)", "shares prefixes between its requests"),
     ],
 )
 def test_malformed_inline_sources_are_refused(text, problem):

@@ -17,6 +17,7 @@ NAMES = [
     "mooncake-conversation",
     "arxiv",
     "arena",
+    "hot-prefixes",
 ]
 
 

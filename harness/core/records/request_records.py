@@ -198,6 +198,15 @@ class InstanceTotals:
     # Means over the run; NaN where they are not known.
     compute_usage: float = float("nan")  # of the GPUs' arithmetic (BanaServe, Eq. 4-23)
     kv_blocks_mean: float = float("nan")  # in use
+    gpu_utilisation: float = float("nan")  # share of time in which the GPUs compute
+
+    @property
+    def memory_reserved(self) -> float:
+        """Weights and all KV blocks, in use or not, as a share of the GPUs' memory."""
+        if (place := self.placement) is None:
+            return float("nan")
+        kv_bytes = place.num_gpu_blocks * place.block_bytes_per_gpu
+        return (place.weight_bytes_per_gpu + kv_bytes) / place.gpu.memory_bytes
 
     @property
     def memory_usage(self) -> float:

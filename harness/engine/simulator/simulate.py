@@ -419,7 +419,7 @@ def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[In
 
 
 def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
-    """Mean use of its arithmetic and of KV blocks by one of several instances without lanes."""
+    """Mean use of its arithmetic, KV blocks and time by one of several instances without lanes."""
     measures = instance.engine.measures
     if makespan_s <= 0 or instance.placement.pp > 1:
         return {}
@@ -427,6 +427,7 @@ def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
     return {
         "compute_usage": computed * instance.s_per_token / makespan_s,
         "kv_blocks_mean": measures.kv_block_s / makespan_s,
+        "gpu_utilisation": _gpu_busy_s(instance) / instance.placement.tp / makespan_s,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from ....predictors.placement import Placement
@@ -110,9 +111,13 @@ class BanaServe(DisaggregatedPolicy):
     `moves_by`: Algorithm 4-1, by gaps between loads, or the search for the best predicted objective
     within the SLOs of the requests (Eq. 4-25 and 4-27), over the next `horizon_s` seconds and with
     answers of `answer_tokens` (see `prediction`, `search`); `alpha`, `beta` and `gamma` are the
-    weights of Eq. 4-15. At most `most_share` of the layers or
-    heads of an instance are elsewhere. `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or
-    head that moves; the thesis has no figure.
+    weights of Eq. 4-15. At most `most_share` of the layers or heads of an instance are elsewhere.
+    `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or head that moves; the thesis has no
+    figure. `benefit`, what a move of Algorithm 4-1 must bring for each second that it takes
+    (`efficiency`): the gap between loads that it closes, as printed, or the seconds of latency that
+    it saves the requests of the next `horizon_s` (lasting). The latter counts what every later step
+    pays, the hops and the wait of the helper's own steps, and brings modules home as soon as that
+    saves latency.
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
     4-20 to 4-23). What moves is decided on what was measured since the last look and on the prompts
@@ -133,6 +138,7 @@ class BanaServe(DisaggregatedPolicy):
     layer_moves: bool = parameter(True)
     head_moves: bool = parameter(True)
     moves_by: str = parameter("loads", choices=("loads", "objective"))
+    benefit: str = parameter("lasting", choices=("lasting", "printed"))
     most_share: float = parameter(0.5, 0.0, 1.0)
     realloc_s: float = parameter(0.0, 0.0, 10.0, environment=True)
     horizon_s: float = parameter(10.0, 0.1, 600.0, log=True)
@@ -273,30 +279,43 @@ class BanaServe(DisaggregatedPolicy):
             state.compute[instance.index] = before + self.smoothing * (compute - before)
         measured = modules.loads(cluster.up, state.compute, sum(state.held.values()))
         state.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
-        if self.moves_by == "objective":
-            return [ShiftModules(move, modules) for move in self._best_moves(cluster, since_s)]
         over = self.over(cluster.instances[0].placement)
+        search = PlacementSearch(modules, cluster.up, over)
+        load = self._load(cluster, since_s)
+        if self.moves_by == "objective":
+            moves = () if load is None else self._best_moves(search, load, state)
+            return [ShiftModules(move, modules) for move in moves]
         offers = modules.offers(
             cluster.up, measured, over, layers=self.layer_moves, heads=self.head_moves
         )
-        totals = {index: load.total for index, load in measured.items()}
-        planned = state.balancer.plan(totals, offers)
+        totals = {index: use.total for index, use in measured.items()}
+        if self.benefit == "printed" or load is None:
+            planned = state.balancer.plan(totals, offers)
+            return [ShiftModules(move, modules) for move in planned]
+        saved_s = partial(search.saved_s, load=load)
+        home = [
+            move
+            for move in modules.returns(measured, over)
+            if state.balancer.pays(move, saved_s(move))
+        ]
+        for move in home:  # whose two instances take part in no other move of this cycle
+            totals[move.source], totals[move.target] = move.source_load, move.target_load
+        planned = [*home, *state.balancer.plan(totals, offers, saved_s)]
         return [ShiftModules(move, modules) for move in planned]
 
-    def _best_moves(self, cluster: ClusterView, since_s: float) -> Sequence[ModuleMove]:
-        """Eq. 4-27, on the prompts that have come since the last look, what waits and what decodes
-        now.
+    def _load(self, cluster: ClusterView, since_s: float) -> Load | None:
+        """The prompts that have come since the last look, what waits and what decodes now; None
+        before the first request.
         """
         state: BanaServeState = cluster.state
         if not state.requests:
-            return ()
+            return None
         demands = {i.index: self._demand(i, since_s, state) for i in cluster.up}
         placement = cluster.instances[0].placement
-        over = self.over(placement)
         prompt_tokens = state.prompt_tokens / state.requests
         kv_bytes = prompt_tokens * placement.kv_bytes_per_token / placement.gpus
-        link = placement.host_link if self._through_store else over
-        load = Load(
+        link = placement.host_link if self._through_store else self.over(placement)
+        return Load(
             demands,
             prompt_tokens,
             self.answer_tokens,
@@ -305,16 +324,21 @@ class BanaServe(DisaggregatedPolicy):
             self.horizon_s,
             ObjectiveWeights(self.alpha, self.beta, self.gamma),
         )
+
+    def _best_moves(
+        self, search: PlacementSearch, load: Load, state: BanaServeState
+    ) -> Sequence[ModuleMove]:
+        """Eq. 4-27."""
         budgets = Budgets(
             state.ttft_slo_s / state.requests, state.tpot_slo_s / state.requests, self.efficiency
         )
-        search = PlacementSearch(state.modules, cluster.up, over)
         return search.plan(load, budgets, layers=self.layer_moves, heads=self.head_moves)
 
     def _demand(self, instance: Instance, since_s: float, state: BanaServeState) -> Demand:
         came = state.came.pop(instance.index, 0) / since_s
         before = state.coming_per_s.get(instance.index, came)
-        state.coming_per_s[instance.index] = before + self.smoothing * (came - before)
+        newest = min(self.smoothing, since_s / self.horizon_s)  # as long back as it looks ahead
+        state.coming_per_s[instance.index] = before + newest * (came - before)
         return Demand(
             state.coming_per_s[instance.index],
             queued_tokens(instance),

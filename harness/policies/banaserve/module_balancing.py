@@ -5,10 +5,13 @@ Source: BanaServe (docs/papers.md), Algorithm 4-1, Eq. 4-28 to 4-31.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...core.module_moves import Module, ModuleMove, Offers
+
+Saving = Callable[[ModuleMove], float]
+"""Seconds of latency that a move saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,7 @@ class Thresholds:
 
     Moving begins when two devices are more than `rise` apart and goes on until none are more than
     `fall` apart (hysteresis: delta_up > delta_down). From a gap of `large` on layers move, below
-    it heads. `efficiency` is rho: what a second of moving must bring; 1: what the move brings in a
-    second must be worth the time that it takes. At most `moves` in a cycle.
+    it heads. `efficiency` is rho: what a second of moving must bring. At most `moves` in a cycle.
     """
 
     rise: float = 0.4
@@ -42,13 +44,16 @@ class Balancer:
         self._thresholds = thresholds
         self._moving = False  # since the gap exceeded `rise`
 
-    def plan(self, loads: Mapping[int, float], offer: Offers) -> list[ModuleMove]:
+    def plan(
+        self, loads: Mapping[int, float], offer: Offers, saved_s: Saving | None = None
+    ) -> list[ModuleMove]:
         """The moves of one cycle, in order.
 
         Args:
             loads: U of each device.
             offer: gives the move of modules of a kind from a source to a target, for the loads that
                 the moves so far would leave, or None.
+            saved_s: what a move brings (`pays`).
         """
         thresholds, load = self._thresholds, dict(loads)
         planned: list[ModuleMove] = []
@@ -62,14 +67,16 @@ class Balancer:
                 self._moving = True
             if not self._moving:
                 break
-            move = self._best(load, offer)
+            move = self._best(load, offer, saved_s)
             if move is None:
                 break
             load[move.source], load[move.target] = move.source_load, move.target_load
             planned.append(move)
         return planned
 
-    def _best(self, load: Mapping[int, float], offer: Offers) -> ModuleMove | None:
+    def _best(
+        self, load: Mapping[int, float], offer: Offers, saved_s: Saving | None
+    ) -> ModuleMove | None:
         """The first pair, from the largest gap on, with a move that is worth it."""
         sources = sorted(load, key=lambda d: (-load[d], d))
         targets = sorted(load, key=lambda d: (load[d], d))
@@ -81,11 +88,15 @@ class Balancer:
                 small = gap < self._thresholds.large
                 for kind in (Module.HEADS,) if small else (Module.LAYERS, Module.HEADS):
                     move = offer(kind, source, target, load)
-                    if move is not None and self._pays(move, gap):
+                    if move is None:
+                        continue
+                    closed = gap - abs(move.source_load - move.target_load)
+                    if closed > 0 and self.pays(move, closed if saved_s is None else saved_s(move)):
                         return move
         return None
 
-    def _pays(self, move: ModuleMove, gap: float) -> bool:
-        """Is what the move brings, Eq. 4-31, worth what it costs?"""
-        benefit = gap - abs(move.source_load - move.target_load)
+    def pays(self, move: ModuleMove, benefit: float) -> bool:
+        """Eq. 4-31: is the benefit worth the seconds that the move takes? As printed the benefit is
+        the gap that closes; or else the seconds of latency that the move saves while it lasts.
+        """
         return benefit > 0 and benefit >= self._thresholds.efficiency * move.cost_s

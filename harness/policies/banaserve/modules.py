@@ -229,21 +229,46 @@ class Modules:
     def _choices(
         self, module: Module, owner: Instance, helper: Instance, before: int, over: LinkSpec
     ) -> Iterable[Choice]:
-        helper_blocks = self.offloaded[owner.index].helper_blocks if before else 0
         for units in range(self._most_units(owner, module) + 1):
-            blocks = None if units == before else self._blocks(module, units, owner, helper)
-            if blocks is None:
-                continue
-            yield Choice(
-                module,
-                owner,
-                helper,
-                units,
-                units < before,
-                self._cost(owner, module, abs(units - before), over).seconds,
-                blocks.owner_total - owner.kv_manager.total,
-                blocks.helper_blocks - helper_blocks,
-            )
+            choice = None if units == before else self._choice(module, owner, helper, units, over)
+            if choice is not None:
+                yield choice
+
+    def _choice(
+        self, module: Module, owner: Instance, helper: Instance, units: int, over: LinkSpec
+    ) -> Choice | None:
+        offloaded = self.offloaded.get(owner.index)
+        before, helper_blocks = (offloaded.units, offloaded.helper_blocks) if offloaded else (0, 0)
+        blocks = self._blocks(module, units, owner, helper)
+        if blocks is None:
+            return None
+        return Choice(
+            module,
+            owner,
+            helper,
+            units,
+            units < before,
+            self._cost(owner, module, abs(units - before), over).seconds,
+            blocks.owner_total - owner.kv_manager.total,
+            blocks.helper_blocks - helper_blocks,
+        )
+
+    def choice_of(
+        self, move: ModuleMove, instances: Mapping[int, Instance], over: LinkSpec
+    ) -> Choice | None:
+        """A planned move as a choice; None where room went in the meantime."""
+        ends = instances[move.source], instances[move.target]
+        owner, helper = ends[::-1] if move.source in self.received else ends
+        return self._choice(move.module, owner, helper, move.units, over)
+
+    def returns(self, loads: Mapping[int, Use], over: LinkSpec) -> Iterable[ModuleMove]:
+        """The moves that would bring home all that an instance has offloaded."""
+        for index, offloaded in self.offloaded.items():
+            owner, helper = offloaded.owner, offloaded.helper
+            if not {index, helper.index} & self.in_motion and {index, helper.index} <= set(loads):
+                move = self._best(offloaded.module, owner, helper, (0,), loads, over)
+                if move is not None:
+                    yield move
 
     def _best(
         self,

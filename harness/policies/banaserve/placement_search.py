@@ -5,6 +5,7 @@ Source: BanaServe (docs/papers.md), Eq. 4-25 and 4-27.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -77,6 +78,17 @@ class PlacementSearch:
             both = {choice.owner.index, choice.helper.index}
             choices = [c for c in choices if not both & {c.owner.index, c.helper.index}]
         return planned
+
+    def saved_s(self, move: ModuleMove, load: Load) -> float:
+        """Seconds of latency that a move saves over the horizon, the hops of every later step and
+        the wait of the helper's own steps counted; below 0 where it costs some.
+        """
+        choice = self._modules.choice_of(move, self._instances, self._over)
+        if choice is None:
+            return 0.0
+        placed, free = self.placement(), Budgets(math.inf, math.inf, 0.0)
+        after = self._predicted(self._after(choice, placed), load, free)
+        return after.saved_s(self._predicted(placed, load, free), load)
 
     def _predicted(
         self, placed: Mapping[int, PlacedInstance], load: Load, budgets: Budgets

@@ -72,6 +72,17 @@ class Load:
     horizon_s: float = 10.0  # over which queues grow or shrink
     weights: ObjectiveWeights = field(default_factory=ObjectiveWeights)
 
+    @property
+    def decode_seqs(self) -> int:
+        """Requests that decode, at all instances."""
+        return sum(demand.decode_seqs for demand in self.demands.values())
+
+    @property
+    def prompts_ahead(self) -> float:
+        """Prompts that wait or will come within the horizon."""
+        tokens = (d.queued_tokens + self.horizon_s * d.tokens_per_s for d in self.demands.values())
+        return sum(tokens) / self.prompt_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
@@ -104,6 +115,16 @@ class Prediction:
         """What it is better by: seconds of budgets and the objective, whose latency is seconds."""
         gain = self.objective.value - other.objective.value
         return other.violation_s - self.violation_s + gain
+
+    def saved_s(self, other: Prediction, load: Load) -> float:
+        """Seconds of latency, over the horizon and all requests, by which it is better than
+        `other`: by those to the first tokens of the prompts, less those for which more requests
+        decode at once if a step takes longer (Little's law).
+        """
+        before, after = other.objective, self.objective
+        longer = after.tpot_s / before.tpot_s - 1 if before.tpot_s else 0.0
+        prompts_s = load.prompts_ahead * (before.ttft_s - after.ttft_s)
+        return prompts_s - load.horizon_s * load.decode_seqs * longer
 
 
 def hosted_share(hosted: Hosted, demand: Demand) -> float:

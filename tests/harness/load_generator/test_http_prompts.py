@@ -12,6 +12,7 @@ from slo_bench.harness.load_generator.http.prompts import PromptMaker, Vocabular
 from slo_bench.harness.load_generator.http.wire_requests import Bodies, BodyMaker
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.request import Request, RequestType, Slo
+from slo_bench.workloads.source import load_source
 
 VOCABULARY = Vocabulary.span(1000, 30000)
 
@@ -48,6 +49,22 @@ def test_shared_prefix_blocks_give_shared_token_ids(common, first_tail, second_t
     second = maker().token_ids(request(40, 2, (*common, *second_tail)))
     shared = 4 * len(common)
     assert first[:shared] == second[:shared]
+
+
+def test_hot_prefixes_are_sent_as_equal_tokens():
+    workload = load_source("hot-prefixes(prefixes=3,tokens=100,prompt=50,output=2)").make(
+        rate_rps=2, requests=30
+    )
+    prompts = maker(workload.prefix_block_size)
+    starts: dict[int, set[tuple[int, ...]]] = {}
+    tails = set()
+    for row in range(len(workload)):
+        ids = prompts.token_ids(workload[row])
+        starts.setdefault(workload.prefix_blocks[row][0], set()).add(tuple(ids[:96]))
+        tails.add(tuple(ids[96:]))
+    assert [len(prefix) for prefix in starts.values()] == [1, 1, 1]
+    assert len(set.union(*starts.values())) == 3
+    assert len(tails) == 30
 
 
 def test_prompts_differ_by_row_and_salt():

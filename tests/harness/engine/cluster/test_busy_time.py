@@ -8,6 +8,7 @@ import pytest
 from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.results.metrics import _usage_by_role
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -60,3 +61,24 @@ def test_prefill_instance_waiting_for_decode_blocks_is_not_busy():
     assert prefill.busy_s > 2 * prompts_s  # it waits for room for most of the run
     gpu_busy_s = result.totals.gpu_busy_s
     assert prompts_s < gpu_busy_s < decode.busy_s + 1.5 * prompts_s
+
+
+def test_each_role_has_what_a_monitor_shows():
+    """Time in which GPUs compute, and memory that is taken whether or not it is in use."""
+    system = SYSTEMS["distserve"].with_parameters(prefill_instances=1)
+    result = simulate(load(0.0, 5.0, 10.0), system, PLACEMENT, STEP_TIME, instances=2)
+    prefill, decode = result.instances
+    makespan_s = result.totals.makespan_s
+    prompts_s = 3 * STEP_TIME.step_s(0, 0, ((0, 200),))
+    assert prefill.gpu_utilisation == pytest.approx(prompts_s / makespan_s, rel=1e-3)
+    busy_s = (prefill.gpu_utilisation + decode.gpu_utilisation) * makespan_s
+    assert busy_s == pytest.approx(result.totals.gpu_busy_s)
+    assert decode.gpu_utilisation > 5 * decode.compute_usage  # steps of one request read weights
+    # 0.9 of the memory less the room for activations; three short requests use next to nothing.
+    assert 0.85 < prefill.memory_reserved <= 0.9
+    assert prefill.memory_reserved == decode.memory_reserved
+    weights = PLACEMENT.weight_bytes_per_gpu / PLACEMENT.gpu.memory_bytes
+    assert weights < decode.memory_usage < weights + 0.01
+    columns = _usage_by_role(result)
+    assert columns["gpu_utilisation_mean_decode"] == decode.gpu_utilisation
+    assert columns["memory_reserved_mean_prefill"] == prefill.memory_reserved

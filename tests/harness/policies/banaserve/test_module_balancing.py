@@ -61,6 +61,16 @@ def test_plan_makes_only_moves_worth_their_cost():
     assert Balancer(AT).plan({0: 1.0, 1: 0.5}, offer(cost_s=0.3)) != []
 
 
+def test_plan_counts_saved_latency_in_place_of_the_gap():
+    """0.4 s for a move: 1 s saved at 0.5 a second is worth it, 0.1 s is not, a loss never is."""
+    loads = {0: 1.5, 1: 0.5}
+    assert Balancer(AT).plan(loads, offer(cost_s=0.4), lambda move: 1.0) != []
+    assert Balancer(AT).plan(loads, offer(cost_s=0.4), lambda move: 0.1) == []
+    assert Balancer(AT).plan(loads, offer(cost_s=0.0), lambda move: -1.0) == []
+    # What the letter refuses for its cost may pay while it lasts.
+    assert Balancer(AT).plan(loads, offer(cost_s=2.0), lambda move: 9.0) != []
+
+
 def test_plan_falls_back_to_heads_and_to_another_target():
     moves = Balancer(AT).plan({0: 1.5, 1: 0.5}, offer(can=(Module.HEADS,)))
     assert set(told(moves)) == {("heads", 0, 1)}

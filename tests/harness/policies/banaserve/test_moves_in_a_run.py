@@ -37,11 +37,11 @@ def together(*parts):
     )
 
 
-def run(workload, prefill_instances=1, **parameters):
+def run(workload, prefill_instances=1, instances=4, **parameters):
     banaserve = SYSTEMS["banaserve"].with_parameters(
         prefill_instances=prefill_instances, decode_instances=0, **parameters
     )
-    return simulate(workload, banaserve, PLACEMENT, STEP_TIME, instances=4)
+    return simulate(workload, banaserve, PLACEMENT, STEP_TIME, instances=instances)
 
 
 def moves(result):
@@ -52,7 +52,7 @@ def test_modules_settle_under_constant_load():
     """One prefill instance gets more than it can do: a helper takes layers, and keeps them."""
     workload = steady(rate_rps=15, duration_s=120)
     result = run(workload)
-    executed_moves = moves(result)
+    executed_moves = [executed for executed in moves(result) if executed.begin_s < 120]
     assert executed_moves
     assert all(executed.begin_s < 60 for executed in executed_moves)
     units = [executed.move.units for executed in executed_moves]
@@ -73,7 +73,8 @@ def test_several_pairs_of_instances_move_in_one_cycle():
 def test_layers_return_to_their_owner_in_parts():
     """Prompts become fewer and the helper gets answers of its own: layers come home in parts."""
     answers = steady(12, 75, prompt_tokens=20, output_tokens=700, from_s=60)
-    executed_moves = moves(run(together(steady(15, 60), steady(4, 100, from_s=60), answers)))
+    workload = together(steady(15, 60), steady(4, 100, from_s=60), answers)
+    executed_moves = moves(run(workload, benefit="printed"))
     layers = [
         executed.move for executed in executed_moves if executed.move.module.value == "layers"
     ]
@@ -89,9 +90,43 @@ def test_layers_return_to_their_owner_in_parts():
 @pytest.mark.parametrize(("efficiency", "moved"), [(0.05, True), (1.0, False)])
 def test_efficiency_threshold_forbids_costly_moves_over_a_slow_link(efficiency, moved):
     """Layers take seconds at 2 GB/s: rho = 1 wants a gap that closes by as much."""
-    executed_moves = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
+    executed_moves = moves(
+        run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency, benefit="printed")
+    )
     assert bool(executed_moves) == moved
     assert all(executed.move.cost_s > 0.1 for executed in executed_moves)
+
+
+def test_lasting_benefit_brings_all_layers_home_when_the_load_falls():
+    """As printed a layer stays abroad for as long as the gap between two loads is small."""
+    answers = steady(4, 160, prompt_tokens=20, output_tokens=300)  # whose steps wait for the layers
+    workload = together(steady(15, 60), steady(1, 100, from_s=60), answers)
+    last = moves(run(workload))[-1].move
+    assert (last.target, last.units) == (0, 0)
+    last = moves(run(workload, benefit="printed"))[-1].move
+    assert last.units > 0
+
+
+def test_lasting_benefit_moves_no_layer_for_a_burst_that_a_pair_outlives():
+    """Poisson arrivals at three quarters of what the prefill instance can do: as printed the first
+    burst moves layers, every step of the decode instance waits for them ever after, and latency
+    grows beyond that of a pair without moves.
+    """
+    rng = np.random.default_rng(0)
+    n = 600
+    workload = Workload(
+        arrival_s=np.cumsum(rng.exponential(1 / 4, n)),
+        prompt_tokens=np.full(n, 1900),
+        output_tokens=np.full(n, 70),
+    )
+
+    def latency_s(**parameters):
+        result = run(workload, instances=2, **parameters)
+        return (result.records.finish_s - workload.arrival_s).mean()
+
+    still_s = latency_s(layer_moves=False, head_moves=False)
+    assert latency_s(benefit="printed") > 1.15 * still_s
+    assert latency_s() < 1.05 * still_s
 
 
 def test_banaserve_on_servers_needs_store_and_moves_off():

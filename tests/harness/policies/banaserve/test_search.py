@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.module_moves import Module
+from slo_bench.harness.core.module_moves import Module, ModuleMove
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.banaserve.module_costs import MovedStepTime, layer_move
 from slo_bench.harness.policies.banaserve.modules import Modules, moved_step_time
@@ -136,6 +136,39 @@ def test_predict_gives_throughput_and_budget_excess(instances):
     free = {**expected_load.demands, 2: replace(expected_load.demands[2], free_kv_tokens=6000)}
     enough = predict(placed, replace(expected_load, demands=free), 1.0, 1.0)
     assert enough.objective.ttft_s == pytest.approx(ttft_s)
+
+
+def test_saved_latency_of_a_move_by_hand(instances):
+    """16 of 40 layers to the helper: a prompt's pass takes 7/10 (four micro-batches on two stages)
+    and the hop; the helper decodes in what its hosted half leaves.
+    """
+    owner, helper, other = instances
+    whole_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
+    decoding = Demand(decode_seqs=10, decode_kv_tokens=5000, free_kv_tokens=10**6)
+    coming = Demand(0.5 / whole_s)
+    expected = load(coming, decoding, Demand())
+    search = PlacementSearch(Modules(), instances, OVER)
+    move = ModuleMove(Module.LAYERS, owner.index, helper.index, 16, 0.0, 0.0, 0.1)
+    hop_s = 2 * OVER.latency_s + 2048 * 2 * 5120 * 2 / OVER.bandwidth_bytes_per_s
+    split_s = whole_s * 7 / 10 + hop_s / 2048
+
+    def ttft_s(each_s):
+        use = 0.5 / whole_s * each_s
+        return 1000 * each_s * (1 + use / (2 * (1 - use)))
+
+    prompts = 10 * 0.5 / whole_s / 1000
+    hosted = 0.5 * 16 / 40  # of a half-loaded instance
+    expected_s = prompts * (ttft_s(whole_s) - ttft_s(split_s)) - 10 * 10 * (1 / (1 - hosted) - 1)
+    assert search.saved_s(move, expected) == pytest.approx(expected_s, rel=1e-6)
+    assert expected_s < 0
+    # The idle instance loses nothing.
+    to_idle = replace(move, target=other.index)
+    assert search.saved_s(to_idle, expected) == pytest.approx(
+        prompts * (ttft_s(whole_s) - ttft_s(split_s)), rel=1e-6
+    )
+    # Prompts that wait and grow in number are worth the wait of the answers.
+    behind = replace(expected, demands={**expected.demands, 0: Demand(1.3 / whole_s, 20_000)})
+    assert search.saved_s(move, behind) > 0
 
 
 def test_search_relieves_the_overloaded_instance_only(instances):
