@@ -25,7 +25,7 @@ class FittedConstant:
 
     def sentence(self) -> str:
         """What the constant is, its value and place, what it was fitted to, and what uses it."""
-        value = f"{self.value:g} {self.unit}"
+        value = f"{self.value:g} {self.unit}".rstrip()
         return (
             f"{self.quantity}, {value} (`{self.where}`): {self.fitted_to}. Used by {self.used_by}."
         )
@@ -35,6 +35,9 @@ _FIG_9 = "fitted to Fig. 9"
 _RATIOS = f"{_FIG_9}, ratios of naive to pooled starts (three numbers, three constants)"
 _ACTIVATION = "predictors/activation.py"
 _NAIVE = '`activation = "naive"` of `prism`, `swap = "start"` of `qlm`'
+_UELLM_AT_ONCE = "harness/experiments/suites/uellm-at-once.toml"
+_UELLM_SUITES = "the suites `uellm*`"
+_LONGEST_ANSWERS = "fitted to the longest answers of the batches in the authors' logs"
 
 FITTED_TO_PAPERS = (
     FittedConstant(
@@ -63,8 +66,42 @@ FITTED_TO_PAPERS = (
         "uellm", "Extra time of a layer that is not on the first GPU", 2.7, "ms",
         "fitted to Table 2-1 (tokens/s against layers on GPU#0, one sequence)",
         "tuner/placement/topologies/uellm-table-2-1.toml",
-        "device map `uellm-even-table-2-1` of the suite `uellm-deploy`, and topology "
-        "`uellm-3090-v100`",
+        "topologies `uellm-table-2-1` and `uellm-3090-v100`",
+    ),
+    FittedConstant(
+        "uellm", "Extra time of a layer that is not on GPU#0", 1.25, "ms",
+        "fitted to the authors' logs, 57.1 against 29.5 ms a step of ten sequences with 22 such "
+        "layers and without (single sequences: 0.72 ms)",
+        "tuner/placement/topologies/uellm.toml",
+        "topology `uellm` and the device maps `uellm-*` made with it",
+    ),
+    FittedConstant(
+        "uellm", "The same of S³", 2.4, "ms",
+        "fitted to S³'s logs, 82.4 ms a step", "predictors/device_maps/uellm-even-s3.json",
+        "S³ as published in the suite `uellm-at-once`",
+    ),
+    FittedConstant(
+        "uellm", "Start of Morphling, stress tests included", 197, "s",
+        "fitted to the total times of the authors' logs",
+        "predictors/device_maps/uellm-morphling-197s.json", "the suite `uellm-at-once`",
+    ),
+    FittedConstant(
+        "uellm", "Host time of a step", 14, "ms",
+        "fitted to the authors' logs, 28.5, 29.9 and 32.2 ms a step of 5, 10 and 15 sequences",
+        _UELLM_AT_ONCE, _UELLM_SUITES,
+    ),
+    FittedConstant(
+        "uellm", "Answers of ChatGLM2, median of a lognormal with sigma 0.55", 169, "tokens",
+        _LONGEST_ANSWERS, _UELLM_AT_ONCE, _UELLM_SUITES,
+    ),
+    FittedConstant(
+        "uellm", "Answers of ChatGLM2 that run to the limit", 0.5, "%",
+        _LONGEST_ANSWERS, _UELLM_AT_ONCE, _UELLM_SUITES,
+    ),
+    FittedConstant(
+        "uellm", "Factor of predictions, a fifth of whose buckets are right", 0.45, "",
+        "fitted to the sizes of S³'s batches in the authors' logs, which need predictions of 102 "
+        "tokens in the mean", _UELLM_AT_ONCE, "the suite `uellm-at-once`",
     ),
 )  # fmt: skip
 

@@ -71,21 +71,27 @@ class Oracle:
 @dataclass(frozen=True)
 class NoisyOracle:
     """The middle of the true bucket with probability `accuracy`, else of one that a real predictor
-    told instead (`lengths.distribution`).
+    told instead (`lengths.distribution`); all times `factor`, for predictors that tell too little
+    or too much throughout.
     """
 
     accuracy: float
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
             raise SloBenchError(f"noisy accuracy must be from 0 to 1 but is {self.accuracy:g}")
+        if not 0 < self.factor <= 100:
+            raise SloBenchError(
+                f"noisy factor must be above 0, at most 100, but is {self.factor:g}"
+            )
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         true = buckets_of(workload.output_tokens)
         wrong = rng.random(len(true)) >= self.accuracy
         named = _drawn_from(error_shares(), true, rng)
-        predicted: Ints = _MIDDLES[np.where(wrong, named, true)]
-        return predicted
+        predicted: Ints = np.rint(self.factor * _MIDDLES[np.where(wrong, named, true)])
+        return np.maximum(predicted, 1).astype(np.int64)
 
 
 _Z90 = 1.2815515655446004  # the standard normal's 90 % quantile

@@ -47,6 +47,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -69,6 +70,7 @@ from slo_bench.reports.figures.levels import combine, levels
 from slo_bench.reports.pages import winners
 from slo_bench.reports.pages.published import Finding, JudgedTable, chosen_cells, tables_of
 from slo_bench.reports.pages.published_table import SETUPS, Pins, PublishedRow, load_published
+from slo_bench.reports.pages.verdicts import VERDICTS
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -215,7 +217,9 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
 
 
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
-    """Copy the columns that are needed, numbers to six digits."""
+    """Copy the columns that are needed, numbers to six digits. Cells are numbered: what their names
+    say stands in the columns.
+    """
     with source.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = list(rows[0])
@@ -224,7 +228,8 @@ def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
     with kept.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kept_names)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            row["cell"] = str(number)
             writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in kept_names])
 
 
@@ -343,12 +348,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
             raise UnknownNameError(f"claim of {fields['paper']} with results", claim, claims)
         published = dict.fromkeys(row.published_text for row, _ in of_claim)
         setups = [
-            "; ".join(
-                f"{_named(row, of_claim)}{judged.verdict}"
-                + f", {judged.text}" * (judged.text != "–")
-                for row, judged in of_claim
-                if row.setup == setup
-            )
+            _verdicts([(row, judged) for row, judged in of_claim if row.setup == setup])
             for setup in SETUPS
         ]
         decides = " ".join(dict.fromkeys(row.decides for row, _ in of_claim if row.decides))
@@ -359,10 +359,20 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
     return "\n".join([*_markdown(heads, rows), "", f"From {', '.join(shown)}; rows below."])
 
 
-def _named(row: PublishedRow, of_claim: Sequence[tuple[PublishedRow, Finding]]) -> str:
-    """The name of a row where its claim has several of its set-up."""
-    alike = [other for other, _ in of_claim if other.setup == row.setup]
-    return f"{row.what}: " if len(alike) > 1 else ""
+_MANY_ROWS = 4  # of a claim and a set-up: more are counted
+
+
+def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
+    """Verdict and figure of each row, or how many have which verdict."""
+    if len(rows) > _MANY_ROWS:
+        counts = Counter(judged.verdict for _, judged in rows)
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    return "; ".join(
+        f"{row.what}: " * (len(rows) > 1)
+        + judged.verdict
+        + f", {judged.text}" * (judged.text != "–")
+        for row, judged in rows
+    )
 
 
 def _table_block(fields: Mapping[str, Any], results: Path) -> str:

@@ -63,7 +63,7 @@ def list_backends(
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.server_kinds import server_kinds
+    from ...harness.servers.server_kinds import server_kinds, server_problems
 
     rows = [
         {"name": e.name, "state": "installed", "path": str(e.path)}
@@ -82,6 +82,8 @@ def list_backends(
         for e in environments.beside_us()
     ]
     there = {row["name"] for row in rows}
+    for problem in server_problems():
+        typer.echo(problem, err=True)
     for server, kind in server_kinds().items():
         for device, build in kind.builds.items():
             name = f"{server}-{build.version}-{device}"

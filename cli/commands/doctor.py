@@ -97,6 +97,7 @@ def examine() -> Iterator[Finding]:
     yield _memory()
     yield _gpu()
     yield _servers()
+    yield from _servers_left_out()
     yield from _folders()
 
 
@@ -263,6 +264,13 @@ def _servers() -> Finding:
         return Finding("servers", "ok", ", ".join(servers))
     mend = f"slo-bench backends install {DEFAULT_SERVER} --cpu"
     return Finding("servers", "missing", "none; the simulator needs none", mend)
+
+
+def _servers_left_out() -> Iterator[Finding]:
+    from ...harness.servers.server_kinds import server_problems
+
+    for problem in server_problems():
+        yield Finding("server", "broken", problem, "mend or remove the package that adds it")
 
 
 def _folders() -> Iterator[Finding]:

@@ -40,7 +40,7 @@ SHOWN_REQUESTS = 10_000  # of a workload without arrivals of its own
 
 SOURCE = argument(
     "SOURCE",
-    "Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+    "Catalogue name, trace file, `synthetic`, `hot-prefixes(…)` or `mix(chat=azure-conv:0.7, …)`.",
     complete=listed("workloads"),
 )
 RATE = option("R", "Mean arrival rate, req/s.")

@@ -12,7 +12,7 @@ Entry = dict[str, str | int | float | None]
 
 
 def _systems() -> list[Entry]:
-    from ...harness.policies.systems import SYSTEMS
+    from ...harness.policies.systems import SYSTEMS, installed_systems
     from ...harness.servers.launch.compatibility import compatibility_of
 
     return [
@@ -28,16 +28,16 @@ def _systems() -> list[Entry]:
                 f"{name}={value}" for name, value in system.parameters().items()
             ),
         }
-        for system in SYSTEMS.values()
+        for system in (*SYSTEMS.values(), *installed_systems())
     ]
 
 
 def _compatibility() -> list[Entry]:
-    from ...harness.policies.systems import SYSTEMS
+    from ...harness.policies.systems import SYSTEMS, installed_systems
     from ...harness.servers.launch.compatibility import compatibility_of, limitation
 
     entries: list[Entry] = []
-    for system in SYSTEMS.values():
+    for system in (*SYSTEMS.values(), *installed_systems()):
         entry: Entry = {"name": system.name}
         for backend, reason in compatibility_of(system).items():
             part = limitation(system, backend)

@@ -29,11 +29,12 @@ FROM_RECORDS = (OVERTAKES, DROPS, REJECTIONS, SWAPS, RECOMPUTES)
 
 # Counted by the engine, where a policy declares them.
 CLOSED_BY_MEMORY = "closed_by_memory"  # static batches cut to what fits
+ANSWERS_CUT = "answers_cut"  # answers of static batches that `StaticPolicy.output_cap_tokens` ends
 STORE_HITS = "store_hits"  # requests with a part of their prefix from a KV store
 QUOTA_HITS = "quota_hits"  # preemptions and waits by a model's quota while memory was free
 ADAPTER_LOADS = "adapter_loads"  # copies of an adapter into a slot of the GPU
 
-_OF_ENGINES = {*FROM_RECORDS, CLOSED_BY_MEMORY, STORE_HITS, QUOTA_HITS}
+_OF_ENGINES = {*FROM_RECORDS, CLOSED_BY_MEMORY, ANSWERS_CUT, STORE_HITS, QUOTA_HITS}
 
 
 class Counters(dict[str, int]):

@@ -402,6 +402,21 @@ class StaticPolicy(Parameters):
         """
         return r.max_output_tokens
 
+    def output_cap_tokens(self, batch: Sequence[RequestState], view: View) -> int | None:
+        """Called once for each batch before it runs. It may read all of its requests but their true
+        output lengths, and all of `view`. A policy that overrides it counts `answers_cut`.
+
+        Returns:
+            Output tokens, at least 1, at which the engine ends every answer of the batch; None: it
+            ends none.
+
+        Example::
+
+            def output_cap_tokens(self, batch: Sequence[RequestState], view: View) -> int | None:
+                return max(view.predict.output_tokens(r) for r in batch)
+        """
+        return None
+
     def on_finished(self, r: RequestState, view: View) -> None:
         """Called once when the batch of `r` has ended. It may read all of `r` and `view`, and
         change `view.policy_state`. Returns nothing.

@@ -8,7 +8,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -292,10 +292,28 @@ def system(name: str) -> System:
     path, _, attribute = name.partition(":")
     if path.endswith(".py"):
         return _from_file(name, Path(path), attribute)
-    installed = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    installed = _installed()
     if name in installed:
-        return _as_system(name, _load_installed(installed[name]), installed[name].value)
+        value = installed[name].value
+        definition = _as_system(name, _load_installed(installed[name]), value)
+        if definition.name != name.lower().replace("_", "-"):
+            raise SloBenchError(f"{value} is the system {definition.name}, not {name}")
+        return definition
     raise UnknownNameError("system", name, [*SYSTEMS, *installed])
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def installed_systems() -> list[System]:
+    """Systems that other packages add, but for those that cannot be loaded."""
+    systems = []
+    for name in _installed():
+        if name not in SYSTEMS:
+            with suppress(SloBenchError):
+                systems.append(system(name))
+    return systems
 
 
 def _instantiated(policy: type[AnyPolicy], where: str) -> AnyPolicy:

@@ -2,7 +2,8 @@
 
 A package adds one by an entry point of the group `slo_bench.servers` whose value is a `ServerKind`,
 and the system of its name, which the unpatched server is, by one of `slo_bench.systems`. Names are
-known at once; a server's module is imported when something is asked about it.
+known at once; a server's module is imported when something is asked about it. One that cannot be
+loaded is refused where it is named, and left out elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _ROOMS = {
     "sglang": "sglang.sglang_kind:SGLANG",
     TORCH: "torch.torch_kind:TORCH_ENGINE",
 }
-_ENTRIES = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)} | {
+_TAKEN = (SIMULATED, ATTACHED, *_ROOMS)
+_ADDED = tuple(entry_points(group=ENTRY_POINT_GROUP))
+_ENTRIES = {entry.name: entry for entry in _ADDED if entry.name not in _TAKEN} | {
     name: EntryPoint(name, f"{__package__}.{place}", ENTRY_POINT_GROUP)
     for name, place in _ROOMS.items()
 }
@@ -45,27 +48,56 @@ def server_kind(name: str, among: tuple[str, ...] = SERVERS) -> ServerKind:
 
     Raises:
         UnknownNameError: it is not one of those.
-        SloBenchError: its package cannot be loaded.
+        SloBenchError: its package cannot be loaded, or several add it.
     """
     from .launch.server_kind import ServerKind
 
     if name not in among:
         raise UnknownNameError("backend", name, among)
     entry = _ENTRIES[name]
+    values = sorted({added.value for added in _ADDED if added.name == name} - {entry.value})
+    if values and name not in _ROOMS:
+        raise SloBenchError(f"several packages add server {name}: {entry.value}, {values[0]}")
     try:
         kind = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SloBenchError(
             f"server {name} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(kind, ServerKind) or kind.name != name:
         raise SloBenchError(f"{entry.value} is not the ServerKind of {name} but {kind!r:.80}")
+    if name in LAUNCHED and not kind.builds:
+        raise SloBenchError(f"{entry.value} has no builds, so that it cannot be started")
     return kind
 
 
+@cache
+def _loaded() -> tuple[dict[str, ServerKind], list[str]]:
+    """The servers that can be loaded, and a line for each that cannot."""
+    kinds, problems = {}, []
+    for name in SERVERS:
+        try:
+            kinds[name] = server_kind(name)
+        except SloBenchError as error:
+            if name in _ROOMS:
+                raise
+            problems.append(str(error))
+    problems += [
+        f"server {entry.name} ({entry.value}) is left out: the name is one of slo-bench's"
+        for entry in _ADDED
+        if entry.name in _TAKEN
+    ]
+    return kinds, problems
+
+
 def server_kinds() -> dict[str, ServerKind]:
-    """All servers by name."""
-    return {name: server_kind(name) for name in SERVERS}
+    """All servers by name, but for those of other packages that cannot be loaded."""
+    return _loaded()[0]
+
+
+def server_problems() -> list[str]:
+    """A line for each server of another package that is left out, with the reason."""
+    return _loaded()[1]
 
 
 def limits_of(system: str) -> Mapping[str, tuple[str, str]]:

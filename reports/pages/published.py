@@ -230,12 +230,14 @@ def _finding_at(
         chosen = [_choose(pins, cells, settings, knee) for pins in sides]
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
-        text, judged_values = _judge(row, [_by_seed(row, choice.cells) for choice in chosen])
+        by_seed = [_by_seed(row, choice.cells) for choice in chosen]
+        text, judged_values = _judge(row, by_seed)
     except _CannotTellError as error:
         if differing:
             return Finding("another set-up", remarks=differing)
         return Finding(error.verdict, remarks=(str(error),))
-    remarks = (*differing, *best, *_not_stationary(row, chosen))
+    left_out = _seeds_left_out(by_seed, cells)
+    remarks = (*differing, *best, *left_out, *_not_stationary(row, chosen))
     if differing:
         return Finding("another set-up", text, remarks)
     if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
@@ -400,6 +402,13 @@ def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
     if not values:
         raise _CannotTellError("not run", f"{column} has no value")
     return values
+
+
+def _seeds_left_out(by_seed: Sequence[Mapping[int, float]], cells: pd.DataFrame) -> tuple[str, ...]:
+    """A remark where seeds of the run have no value, or no valid cell."""
+    seeds = cells["seed"].nunique()
+    compared = len(set.intersection(*(set(values) for values in by_seed)))
+    return (f"{compared} of {seeds} seeds have a value",) if compared < seeds else ()
 
 
 def _refuse_several(cells: pd.DataFrame, swept: str | None) -> None:

@@ -9,12 +9,13 @@ speak of the paper and of the set-up; whatever speaks of measured results is com
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from ...harness.experiments.config.experiment_file import read_toml
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -34,7 +35,8 @@ ORIGINS = ("printed", "authors' code", "authors' logs", "assumed")
 """Where a setting of a published comparison is from."""
 
 Pins = Mapping[str, str | float | bool]
-_PINNED = {*LEAD_COLUMNS, *declared(ExperimentSchema)}  # besides parameters, `system.parameter`
+# Besides parameters, `system.parameter`.
+_PINNED = {*LEAD_COLUMNS, "variant", *declared(ExperimentSchema)}
 _NUMBER = re.compile(r"[+−-]?[\d.]+([–-][\d.]+)?")
 _BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
 
@@ -138,8 +140,8 @@ class PublishedRow:
 class PublishedTable:
     """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`.
 
-    `sources` says of each setting of the experiment where it is from; a text begins with one of
-    `ORIGINS`.
+    `sources` says of each setting of the experiment where it is from (`parameters`: of all that are
+    not named); a text begins with one of `ORIGINS`.
     """
 
     title: str
@@ -192,11 +194,11 @@ def load_published(name: str) -> PublishedTable:
                 raise SloBenchError(f"{key} must be text but is {value!r}")
     except SloBenchError as error:
         raise FileFormatError(path, None, str(error)) from error
-    rows = []
+    rows: list[PublishedRow] = []
     for number, fields in enumerate(raw, start=1):
         line = heads[number - 1] if len(heads) == len(raw) else None
         try:
-            rows.append(_row(fields, shared))
+            rows.extend(_row(row_fields, shared) for row_fields in _each(fields))
         except SloBenchError as error:
             raise FileFormatError(path, line, f"row {number}: {error}") from error
     texts = cast("dict[str, str]", table)
@@ -208,6 +210,41 @@ def load_published(name: str) -> PublishedTable:
 _ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
 _TEXTS = ("what", "unit", "column", "per", "note", "claim", "decides")
 _NUMBERS = ("scale", "reaches", "tolerance")
+
+
+def _each(fields: object) -> Iterator[object]:
+    """The rows that a row stands for: one for each combination of the values of its `each`.
+
+    `each.NAME.LABEL` are settings: the label stands for {NAME} in `what` and `claim`, the settings
+    are added to `where`, and those of their `than` to `than`.
+    """
+    if not isinstance(fields, dict) or "each" not in fields:
+        yield fields
+        return
+    common = {key: value for key, value in fields.items() if key != "each"}
+    axes = fields["each"]
+    if not isinstance(axes, dict) or not all(
+        isinstance(axis, dict) and axis for axis in axes.values()
+    ):
+        raise SloBenchError("each must be tables of settings by label by name")
+    for labels in itertools.product(*axes.values()):
+        row = dict(common)
+        for name, label in zip(axes, labels, strict=True):
+            pins = dict(_pins_by_label(axes[name][label]))
+            than = pins.pop("than", {})
+            row["where"] = {**row.get("where", {}), **pins}
+            if than or "than" in row:
+                row["than"] = {**row.get("than", {}), **than}
+            for key in ("what", "claim"):
+                if isinstance(row.get(key), str):
+                    row[key] = row[key].replace("{" + name + "}", label)
+        yield row
+
+
+def _pins_by_label(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get("than", {}), dict):
+        raise SloBenchError(f"each must hold tables of settings but has {value!r}")
+    return value
 
 
 def _row(fields: object, shared: Pins) -> PublishedRow:
@@ -259,7 +296,7 @@ def _sources(value: object) -> Mapping[str, str]:
     if not isinstance(value, dict):
         raise SloBenchError(f"sources must be a table of texts but is {value!r}")
     for setting, text in value.items():
-        if "." not in setting and setting not in _PINNED:
+        if "." not in setting and setting not in {*_PINNED, "parameters"}:
             raise UnknownNameError("setting in sources", setting, _PINNED)
         if not isinstance(text, str) or not text.startswith(ORIGINS):
             raise SloBenchError(f"sources: {setting} must begin with {', '.join(ORIGINS)}")

@@ -47,10 +47,12 @@ from . import (
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
 from .summary_page import (
+    CUT,
     LESS_WORK,
     NOT_STATIONARY,
     best_table,
     cache_texts,
+    cut_answers_text,
     failed_text,
     invalid_reason,
     level_table,
@@ -269,6 +271,7 @@ def _notices(
         ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
         ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
         ("Short answers.", short_answers_text(cells), LESS_WORK),
+        ("Cut answers.", cut_answers_text(cells), CUT),
         (
             "No per-request records",
             without and f"were kept by {without}",

@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from ...harness.core.counters import ANSWERS_CUT, COUNT
 from ...harness.results.read_run import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, by_series, facets_of
@@ -156,6 +157,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         (too_long, oversize_text(cells), "."),
         ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
         ("", short_answers_text(cells), LESS_WORK),
+        ("", cut_answers_text(cells), CUT),
         ("", shared_cores_text(cells), "."),
         ("", failed_text(cells), "."),
         *(("", text, ".") for text in cache_texts(cells)),
@@ -186,6 +188,7 @@ def invalid_reason(invalid: pd.DataFrame) -> str:
     return str(invalid[REASON_COLUMN].iloc[0]) if REASON_COLUMN in invalid else "late client"
 
 
+CUT = ": its throughput and latency are not those of whole answers."
 LESS_WORK = ": those levels had less work than offered."
 NOT_STATIONARY = (
     "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
@@ -244,6 +247,15 @@ def unplaced_text(cells: pd.DataFrame) -> str:
 def truncated_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (truncated)`; empty where none was."""
     return _counted(cells, "overlong_truncated", "requests (truncated)")
+
+
+def cut_answers_text(cells: pd.DataFrame) -> str:
+    """`slo-odbs cut 24 of 100 answers`: how many each system ended early; empty where none did."""
+    cut = {
+        str(name): _counted(of_system, COUNT + ANSWERS_CUT, "answers")
+        for name, of_system in cells.groupby("system", sort=False)
+    }
+    return ", ".join(f"{name} cut {text}" for name, text in cut.items() if text)
 
 
 def short_answers_text(cells: pd.DataFrame) -> str:

@@ -23,7 +23,7 @@ def test_tune_placement_prints_methods_and_draws_the_map():
     )
     assert "the paper's procedure, mended" in shown.output
     assert "█" in shown.output
-    assert "not used: with one more, a pass takes +" in " ".join(shown.output.split())
+    assert "not used: with one more, a pass takes " in " ".join(shown.output.split())
 
 
 def test_tune_placement_writes_json_map_and_page(tmp_path):

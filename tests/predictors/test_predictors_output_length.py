@@ -68,6 +68,12 @@ def test_noisy_predictor_has_the_stated_accuracy(accuracy):
     assert bucket_accuracy(predictions, true) == pytest.approx(accuracy, abs=0.01)
 
 
+def test_factor_of_the_noisy_predictor_scales_every_prediction():
+    true = np.random.default_rng(1).integers(1, 4000, 500)
+    plain, halved = predicted("noisy(0.5)", true), predicted("noisy(0.5,factor=0.5)", true)
+    assert (halved == np.maximum(np.rint(plain / 2), 1)).all()
+
+
 def test_noisy_predictor_errs_as_measured():
     true = np.random.default_rng(1).integers(1, 4000, 60_000)
     buckets, predicted_buckets = buckets_of(true), buckets_of(predicted("noisy(accuracy=0)", true))
@@ -108,6 +114,7 @@ def test_noisy_predictor_with_the_same_seed_repeats():
         ("orcale", "unknown length predictor 'orcale'; did you mean oracle"),
         ("noisy", "'noisy' lacks accuracy"),
         ("noisy(accuracy=1.2)", "noisy accuracy must be from 0 to 1 but is 1.2"),
+        ("noisy(0.5,factor=0)", "noisy factor must be above 0, at most 100, but is 0"),
         ("noisy(acc=0.5)", "unknown setting of noisy 'acc'; did you mean accuracy"),
         ("constant(0)", "constant tokens must be at least 1 but is 0"),
         ("constant(2.5)", "constant tokens must be a whole number but is 2.5"),

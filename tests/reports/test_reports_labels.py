@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.reports.figures.labels import LONGEST, SHORT, is_letter, labels
-from slo_bench.reports.pages.summary_page import failed_text
+from slo_bench.reports.pages.summary_page import cut_answers_text, failed_text
 
 MIX = (
     "mix(chat=synthetic(prompt=uniform(100,500),output={output},priority=1):{shares[0]},"
@@ -81,3 +81,15 @@ def test_labels_are_distinct_and_short_whatever_the_texts(texts):
 )
 def test_summary_counts_failed_requests_with_their_reason(columns, summary):
     assert failed_text(pd.DataFrame({"requests": [30, 30], **columns})) == summary
+
+
+def test_systems_that_cut_answers_are_named_with_how_many():
+    cells = pd.DataFrame(
+        {
+            "system": ["slo-odbs", "slo-odbs", "s3", "odbs"],
+            "requests": [100, 100, 100, 50],
+            "count_answers_cut": [24.0, 6.0, float("nan"), 0.0],
+        }
+    )
+    assert cut_answers_text(cells) == "slo-odbs cut 30 of 200 answers"
+    assert cut_answers_text(cells.drop(columns="count_answers_cut")) == ""

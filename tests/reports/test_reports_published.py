@@ -81,6 +81,12 @@ def test_judge_of_a_row_without_a_column_is_not_run():
 def test_judge_ignores_invalid_cells():
     judged = judge(row(**A), run(valid=[False, True, True, True, True, True]))
     assert (judged.verdict, judged.text) == ("undecided", "87.5")  # two seeds
+    assert "2 of 3 seeds have a value" in judged.remarks
+
+
+def test_judge_names_seeds_without_a_value():
+    judged = judge(row(**A), run(attainment=[0.8, math.nan, 0.85, 0.4, 0.5, 0.45]))
+    assert (judged.text, judged.remarks[-1]) == ("82.5", "2 of 3 seeds have a value")
 
 
 @pytest.mark.parametrize(
@@ -364,9 +370,34 @@ def test_shipped_published_tables_are_complete(name):
 
 def test_suites_name_existing_published_tables():
     named = [read_toml(path)[0].get("published") for path in suites().values()]
-    assert "uellm" in named
+    assert "uellm-at-once" in named
     for name in filter(None, named):
         load_published(str(name))
+
+
+EACH = """title = "x"
+[[row]]
+what = "{mix} against {rival}"
+published = "> 0"
+column = "attainment"
+where = { system = "edf" }
+claim = "more than {rival}"
+[row.each.mix]
+"1:9" = { workload = "collocated(1:9)" }
+"3:7" = { workload = "collocated(3:7)" }
+[row.each.rival]
+vLLM = { than = { system = "vllm" } }
+"""
+
+
+def test_each_makes_a_row_of_every_combination(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(EACH)
+    rows = load_published(str(path)).rows
+    assert [r.what for r in rows] == ["1:9 against vLLM", "3:7 against vLLM"]
+    assert rows[0].where == {"system": "edf", "workload": "collocated(1:9)"}
+    assert [r.than for r in rows] == [{"system": "vllm"}] * 2
+    assert {r.claim for r in rows} == {"more than vLLM"}
 
 
 OF_THE_RUN = {"name", "published", "seeds", "seed", "records", "tuning", "combinations"}
@@ -380,9 +411,15 @@ def test_claims_say_where_every_setting_is_from(name):
     for path in suites().values():
         settings = read_toml(path)[0]
         if settings.get("published") == name:
-            of_systems = settings.pop("parameters", {})
-            parameters = {f"{s}.{key}" for s, values in of_systems.items() for key in values}
-            assert (settings.keys() - OF_THE_RUN) | parameters == table.sources.keys(), path.stem
+            names: set[str] = set()
+            for section in (settings, *settings.pop("variants", {}).values()):
+                of_systems = section.pop("parameters", {})
+                names |= section.keys() - OF_THE_RUN
+                names |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
+            if "parameters" in table.sources:  # of all that no source of its own names
+                unnamed = {name for name in names if "." in name} - table.sources.keys()
+                names = (names - unnamed) | {"parameters"}
+            assert names == table.sources.keys(), path.stem
 
 
 ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
@@ -410,6 +447,11 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
             "vary needs the value at which the row stands",
         ),
         (ROW + "published = 1\nsetup = 'best'", "setup must be published, fair but is"),
+        (ROW + "published = 1\n[row.each]\nmix = 3", "each must be tables of settings by label"),
+        (
+            ROW + "published = 1\n[row.each.mix]\na = 3",
+            "each must hold tables of settings but has 3",
+        ),
         ("sources = { gpu = 'guess' }\n" + ROW + "published = 1", "gpu must begin with printed"),
         ("sources = { gpuu = 'printed' }\n" + ROW + "published = 1", "setting in sources 'gpuu'"),
         ("note = 3\n" + ROW + "published = 1", "note must be text but is 3"),
@@ -468,15 +510,21 @@ def test_suite_runs_every_pinned_value_of_its_table(path):
     for published_row in filter(
         lambda row: row.column, load_published(str(settings["published"])).rows
     ):
-        for key, pinned in itertools.chain(
-            *(p.items() for p in (published_row.where, published_row.than or {}))
-        ):
-            if pinned not in ("knee", ""):
-                value = settings["parameters"] if "." in key else settings
-                for part in AXES.get(key, key).split("."):
-                    value = value[part]
-                values = value if isinstance(value, list) else [value]
+        pins = (published_row.where, published_row.than or {}, *published_row.order)
+        for key, pinned in itertools.chain(*(side.items() for side in pins)):
+            if key == "variant":
+                assert pinned in settings["variants"], published_row.what
+            elif pinned not in ("knee", ""):
+                sections = (settings, *settings.get("variants", {}).values())
+                values = itertools.chain(*(values_of(section, key) for section in sections))
                 assert any(same(v, pinned) for v in values), f"{published_row.what}: {key}"
+
+
+def values_of(settings, key):
+    value = settings.get("parameters", {}) if "." in key else settings
+    for part in AXES.get(key, key).split("."):
+        value = value.get(part, {})
+    return value if isinstance(value, list) else [] if value == {} else [value]
 
 
 def same(value, pinned):

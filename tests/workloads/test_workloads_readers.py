@@ -218,6 +218,10 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         ("", "empty"),
         ("\n\n", "empty"),
         ("a,b\n1,2\n", "lacks prompt_tokens and output_tokens"),
+        (
+            "arrival_s,prompt_tokens, prompt_tokens,output_tokens\n0,1,9,1\n",
+            "'prompt_tokens' twice .*line 1",
+        ),
         (H + '0,"1,1\n', "CSV"),
         (AZURE + "yesterday,1,1\n", "date and time .UTC. but is 'yesterday' .*line 5"),
         (AZURE + ",1,1\n", "date and time .*line 5"),

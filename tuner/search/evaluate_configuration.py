@@ -37,7 +37,7 @@ from ..capacity.search_options import (
     requests_of_a_run,
     seeds_of_a_level,
 )
-from .runs import Run, Runs, Servers
+from .runs import InfeasibleError, Run, Runs, Servers
 from .settings import CAPACITY, COST, Aim
 from .space import Configuration, Space, key_of
 
@@ -150,10 +150,6 @@ DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that ar
 RACE_SEEDS = 500_000  # away from those of searches
 
 
-class InfeasibleError(SloBenchError):
-    """The configuration cannot be deployed."""
-
-
 @dataclass(frozen=True)
 class ConfigurationResult:
     """Result of an evaluation. `values` are those of the objectives, in order.
@@ -262,6 +258,7 @@ class ConfigurationEvaluator:
             report: receives (step, value of the only objective); returns True to prune.
 
         Raises:
+            InfeasibleError: it leaves models on no GPU.
             SloBenchError: no run was valid, or a server did not start or died.
         """
         gpus = gpus_of(runs.spec)

@@ -20,6 +20,7 @@ from ...harness.experiments.experiment import Experiment, backend_of, salted
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import PROMPT_SALT, Row
 from ...harness.servers.launch.backend_names import SIMULATED
+from ...workloads.errors import SloBenchError
 from ..capacity.capacity_cells import (
     CellRunner,
     CellServer,
@@ -29,6 +30,10 @@ from ..capacity.capacity_cells import (
     Simulator,
 )
 from ..capacity.level_samples import LevelSample, sample_from_plain
+
+
+class InfeasibleError(SloBenchError):
+    """The configuration cannot be deployed."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,17 @@ class Runs:
         return sum(run.sample.wall_s for run in self._known.values())
 
     def level(self, rate_rps: float | None, seed: int, requests: int) -> Run:
-        """The run, made if there is none yet; `rate_rps` None: arrivals have no rate."""
+        """The run, made if there is none yet; `rate_rps` None: arrivals have no rate.
+
+        Raises:
+            InfeasibleError: models with requests stood on no GPU; leaving them out sheds load.
+        """
         key = (rate_rps, seed, requests)
         if key not in self._known:
             self._known[key] = self._made(*key)
+        if without := self._known[key].figures.get("models_unplaced"):
+            models = f"{without:.0f} model{'s' * (without > 1)}"
+            raise InfeasibleError(f"no GPU had room for {models}")
         return self._known[key]
 
     def run(self, rate_rps: float | None, seed: int, requests: int) -> LevelSample:

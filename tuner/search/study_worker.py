@@ -16,10 +16,10 @@ from ...workloads.errors import SloBenchError
 from .evaluate_configuration import (
     ConfigurationEvaluator,
     ConfigurationResult,
-    InfeasibleError,
     PruningThreshold,
     gpus_of,
 )
+from .runs import InfeasibleError
 from .samplers import SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
 from .space import Tuning, key_of
@@ -144,8 +144,7 @@ class StudyWorker:
         try:
             runs = self.evaluation.runs_of(configuration)
         except InfeasibleError as error:
-            trial.set_user_attr("infeasible", str(error))
-            self.study.tell(trial, state=TrialState.PRUNED)
+            self._tell_infeasible(trial, error)
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -159,6 +158,9 @@ class StudyWorker:
             )
         except NotDoneError:
             raise  # the trial is interrupted without a result
+        except InfeasibleError as error:
+            self._tell_infeasible(trial, error)
+            return
         except SloBenchError as error:
             self.evaluation.servers.stop()
             trial.set_user_attr("failed", str(error))
@@ -168,6 +170,10 @@ class StudyWorker:
         trial.set_user_attr("requests", runs.requests)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
         self._tell(trial, worth)
+
+    def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
+        trial.set_user_attr("infeasible", str(error))
+        self.study.tell(trial, state=TrialState.PRUNED)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
         """A function that reports intermediate values to Optuna; it returns whether to prune."""

@@ -185,13 +185,16 @@ def read_csv(path: Path) -> FileTable:
     """A CSV file with a header.
 
     Raises:
-        FileFormatError: there is no header, no row, or a row of another width.
+        FileFormatError: there is no header, no row, a row of another width, or two columns of one
+            name.
     """
     reader = csv.reader(lines(path), strict=True)
     rows: list[list[str]] = []
     line: list[int] = []
     try:
         header = [name.strip() for name in next(reader, [])]
+        if twice := next((name for name in header if name and header.count(name) > 1), None):
+            raise FileFormatError(path, reader.line_num, f"the header has {twice!r} twice")
         for row in reader:
             if len(row) != len(header):
                 if not row:

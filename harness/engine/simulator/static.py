@@ -8,14 +8,15 @@ any other and counted in `Measures.padded_tokens`.
 
 KV is reserved for the output lengths that the policy predicts. Longer outputs extend the
 reservation while blocks are free. Without free blocks, members with a complete answer are padded no
-more, and of the others the last return to the queue and begin anew (`recomputes`).
+more, and of the others the last return to the queue and begin anew (`recomputes`). A policy may cut
+the answers of a batch (`output_cap_tokens`); each one cut is counted.
 """
 
 from __future__ import annotations
 
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
-from ...core.counters import CLOSED_BY_MEMORY, Counters
+from ...core.counters import ANSWERS_CUT, CLOSED_BY_MEMORY, Counters
 from ...core.device import StageDevice, occupy
 from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
@@ -73,7 +74,9 @@ class StaticInstance(BatchInstance):
                 continue
             if self.now_s >= horizon_s:
                 return
-            self._run_batch(self._next_batch())
+            batch = self._next_batch()
+            self._cut_answers(batch)
+            self._run_batch(batch)
 
     def _next_batch(self) -> list[RequestState]:
         """The policy's choice, taken out of the queue.
@@ -107,6 +110,23 @@ class StaticInstance(BatchInstance):
                     self.counters.add(CLOSED_BY_MEMORY)
                 return batch[:n]
         return batch
+
+    def _cut_answers(self, batch: list[RequestState]) -> None:
+        """End the answers of `batch` where the policy says, and count those that are longer.
+
+        Raises:
+            SloBenchError: the policy leaves them no token.
+        """
+        cap_tokens = self.policy.output_cap_tokens(batch, self.view)
+        if cap_tokens is None:
+            return
+        if cap_tokens < 1:
+            name = type(self.policy).__name__
+            raise SloBenchError(f"{name}.output_cap_tokens must be at least 1 but is {cap_tokens}")
+        for r in batch:
+            if r.output_tokens > cap_tokens:
+                r.output_tokens = cap_tokens
+                self.counters.add(ANSWERS_CUT, r)
 
     def _run_batch(self, batch: list[RequestState]) -> None:
         measures, begin_s = self.measures, self.now_s

@@ -337,7 +337,9 @@ class BanaServe(DisaggregatedPolicy):
     def _demand(self, instance: Instance, since_s: float, state: BanaServeState) -> Demand:
         came = state.came.pop(instance.index, 0) / since_s
         before = state.coming_per_s.get(instance.index, came)
-        newest = min(self.smoothing, since_s / self.horizon_s)  # as long back as it looks ahead
+        newest = self.smoothing
+        if self.moves_by == "loads":  # what lasts: as long back as it looks ahead
+            newest = min(newest, since_s / self.horizon_s)
         state.coming_per_s[instance.index] = before + newest * (came - before)
         return Demand(
             state.coming_per_s[instance.index],

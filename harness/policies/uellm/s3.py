@@ -16,6 +16,8 @@ from ...core.state import RequestState
 from ...core.view import View
 from .length_monitor import MISPREDICTIONS, LengthMonitor
 
+NO_BUDGET_TOKENS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -32,20 +34,29 @@ Batch = Sequence[Item]
 
 @dataclass(frozen=True)
 class BatchCapacity:
-    """Limits of one batch: a number of requests, and blocks for their padded KV."""
+    """Limits of one batch: a number of requests, blocks for their padded KV, and the sum of their
+    predicted tokens.
+    """
 
     max_batch: int
     blocks: int
     block_size: int
+    token_budget: int = NO_BUDGET_TOKENS
 
-    def holds(self, requests: int, prompt_tokens: int, reserved_tokens: int) -> bool:
-        """Whether a batch with this longest prompt and output fits; a single request always
-        does.
+    def holds(
+        self, requests: int, prompt_tokens: int, reserved_tokens: int, output_tokens: int
+    ) -> bool:
+        """Whether a batch with this longest prompt and reservation, and this sum of predicted
+        tokens, fits; a single request always does.
         """
         if requests == 1:
             return True
         each = -(-(prompt_tokens + reserved_tokens) // self.block_size)
-        return requests <= self.max_batch and requests * each <= self.blocks
+        return (
+            requests <= self.max_batch
+            and requests * each <= self.blocks
+            and output_tokens <= self.token_budget
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,8 @@ class S3(StaticPolicy):
     sorted by predicted answer, can be cut, and of those cuts the one with the least padding; where
     first-fit in order of arrival pads less, its batches. `first` says which batch runs now: the
     one with the `oldest` request, or that of the `shortest` answers (both are silent about it).
-    Packed are the oldest `window` requests.
+    Packed are the oldest `window` requests. `token_budget`: most predicted tokens of a batch
+    together, as UELLM's authors limit it (1,024); the default limits none.
     """
 
     uses_predicted_lengths: ClassVar[bool] = True
@@ -64,15 +76,18 @@ class S3(StaticPolicy):
     max_batch: int = parameter(32, 1, 4096, log=True)
     first: str = parameter("oldest", choices=("oldest", "shortest"))
     window: int = parameter(256, 1, 100_000, log=True)
+    token_budget: int = parameter(NO_BUDGET_TOKENS, 1, NO_BUDGET_TOKENS, log=True)
 
     def new_state(self) -> LengthMonitor:
         return LengthMonitor()
 
     def mechanisms(self) -> dict[str, str]:
+        budget = {"closed_by_budget": "batches that token_budget closed while others waited"}
         return {
             "closed_by_size": "batches of max_batch requests while others waited",
             CLOSED_BY_MEMORY: "batches in which no other like their longest would have fitted",
             "closed_by_padding": "smaller batches, so that all together are padded least",
+            **(budget if self.token_budget < NO_BUDGET_TOKENS else {}),
             **MISPREDICTIONS,
         }
 
@@ -90,7 +105,7 @@ class S3(StaticPolicy):
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)
             items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
-        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_size)
+        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_size, self.token_budget)
         batches = pack(items, room)
         if self.first == "oldest":
             oldest = items[0]
@@ -106,9 +121,12 @@ def closed_by(batch: Batch, room: BatchCapacity) -> str:
     """The counter of what keeps another request out of a batch."""
     if len(batch) >= room.max_batch:
         return "closed_by_size"
+    lengths = [item.output_tokens for item in batch]
+    if sum(lengths) + min(lengths) > room.token_budget:
+        return "closed_by_budget"
     prompt = max(item.prompt_tokens for item in batch)
     reserved = max(item.reserved_tokens for item in batch)
-    fits = room.holds(len(batch) + 1, prompt, reserved)
+    fits = room.holds(len(batch) + 1, prompt, reserved, 0)
     return "closed_by_padding" if fits else CLOSED_BY_MEMORY
 
 
@@ -132,14 +150,16 @@ def first_fit(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
     """Each item into the first batch that still has room for it."""
     batches: list[list[Item]] = []
     longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
+    totals: list[int] = []  # predicted tokens of each batch
     not_full: list[int] = []
     for item in items:
         for index in not_full:
             prompt, reserved = longest[index]
             grown = max(prompt, item.prompt_tokens), max(reserved, item.reserved_tokens)
-            if room.holds(len(batches[index]) + 1, *grown):
+            total = totals[index] + item.output_tokens
+            if room.holds(len(batches[index]) + 1, *grown, total):
                 batches[index].append(item)
-                longest[index] = grown
+                longest[index], totals[index] = grown, total
                 if len(batches[index]) == room.max_batch:
                     not_full.remove(index)
                 break
@@ -148,6 +168,7 @@ def first_fit(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
                 not_full.append(len(batches))
             batches.append([item])
             longest.append((item.prompt_tokens, item.reserved_tokens))
+            totals.append(item.output_tokens)
     return list(batches)
 
 
@@ -199,16 +220,19 @@ def _first_starts(items: Sequence[Item], room: BatchCapacity) -> list[int]:
     n = len(items)
     most_prompt = max((item.prompt_tokens for item in items), default=0)
     most_reserved = max((item.reserved_tokens for item in items), default=0)
-    if room.holds(min(n, room.max_batch), most_prompt, most_reserved):
+    most_output = max((item.output_tokens for item in items), default=0)
+    largest = min(n, room.max_batch)
+    if room.holds(largest, most_prompt, most_reserved, largest * most_output):
         return [max(0, end - room.max_batch) for end in range(n + 1)]
     first = [0]
     for end in range(1, n + 1):
-        start, prompt, reserved = end, 0, 0
+        start, prompt, reserved, output = end, 0, 0, 0
         while start > first[-1]:
             item = items[start - 1]
             prompt = max(prompt, item.prompt_tokens)
             reserved = max(reserved, item.reserved_tokens)
-            if not room.holds(end - start + 1, prompt, reserved):
+            output += item.output_tokens
+            if not room.holds(end - start + 1, prompt, reserved, output):
                 break
             start -= 1
         first.append(start)

@@ -85,4 +85,4 @@ def check(system: System, backend: str) -> None:
 
 def compatibility_of(system: System) -> Mapping[str, str | None]:
     """Reason of `refusal` for every backend that runs policies."""
-    return {backend: refusal(system, backend) for backend in BACKENDS}
+    return {backend: refusal(system, backend) for backend in (SIMULATED, *server_kinds())}

@@ -102,6 +102,8 @@ def beside_us() -> list[Environment]:
                 continue
             on_cpu = "cpu" in local or distribution.endswith("-cpu")
             device = "cpu" if on_cpu else "cuda"
+            if device not in kind.builds:  # one build, whose packages do not name its device
+                device = next(iter(kind.builds), device)
             environments.append(Environment(Path(sys.prefix), backend, version, device))
             break
     return environments

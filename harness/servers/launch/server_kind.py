@@ -200,7 +200,9 @@ class ServerKind:
     stage_layers_variable: str = ""
     stages_refusal: Callable[[str, str | None, int], str] = lambda device, system, stages: ""
 
-    policy_refusal: Callable[[AnyPolicy], str] = lambda policy: "no policy runs inside it"
+    policy_refusal: Callable[[AnyPolicy], str] = lambda policy: (
+        "no policy runs inside it; the system of the server's own name is the server as it is"
+    )
     executes_controllers: bool = False
     values_field: str | None = None
     plugin: EntryPoint | None = None

@@ -50,8 +50,10 @@ def test_suites_last_ten_times_their_longest_slo_and_answer(name):
     for spec in lightest(list(Experiment.suite(name).plan().cells)):
         arrivals = getattr(source(spec.workload), "arrivals", None)
         if isinstance(arrivals, Concurrency):
-            # All requests are there from the start: their number is the experiment.
-            assert spec.requests == arrivals.users
+            # All requests are there from the start, or batch follows on batch: their number is
+            # the experiment.
+            assert spec.requests is not None
+            assert spec.requests % arrivals.users == 0
             continue
         assert spec.requests is None
         assert spec.duration_s is not None
@@ -67,3 +69,15 @@ def test_duration_check_detects_a_suite_that_is_too_short():
     short = dataclasses.replace(spec, duration_s=1000.0)
     assert short.duration_s < LEAST * longest_slo_s(short)
     assert 5 < longest_answer_s(spec) < 60
+
+
+def test_at_once_suite_cuts_answers_of_ua_and_of_no_other_variant(tmp_path):
+    answers = "lognormal(median=169,sigma=0.55)"
+    predictor = "noisy(accuracy=0.2,factor=0.45)"
+    settings = {"output_tokens": answers, "length_predictor": predictor, "host_s": 0.014}
+    experiment = Experiment.suite("uellm-at-once", seeds=1, **settings)
+    results = experiment.run(tmp_path / "run", jobs=1)
+    cut = results.cells.groupby("variant")["count_answers_cut"].sum()
+    assert {name for name, count in cut.items() if count} == {"UA"}
+    whole = results.cells.query("variant == 'fair SLO-ODBS'")
+    assert whole["count_answers_cut"].isna().all()

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from slo_bench.cli.options.names import KINDS
 from slo_bench.harness.core.policy import Policy, StaticPolicy
 from slo_bench.harness.policies import systems
 from slo_bench.harness.policies.systems import SYSTEMS, System, system
@@ -159,6 +160,9 @@ def test_missing_policy_file_is_refused(tmp_path):
 # ---------------------------------------------------------------- an installed package
 
 
+OF_ANOTHER_NAME = System("vllm", Vllm())
+
+
 @pytest.fixture
 def installed(monkeypatch):
     def offer(**values: str) -> None:
@@ -182,6 +186,13 @@ def test_entry_point_with_a_stock_name_is_refused(installed):
     assert system("fifo") is SYSTEMS["fifo"]
 
 
+def test_installed_systems_are_listed_but_for_broken_ones(installed):
+    installed(theirs="slo_bench.harness.policies.vllm:Vllm", broken="math:pi", fifo="math:pi")
+    assert [listed.name for listed in systems.installed_systems()] == ["theirs"]
+    assert [entry["name"] for entry in KINDS["systems"]()][-1] == "theirs"
+    assert [entry["name"] for entry in KINDS["compatibility"]()][-1] == "theirs"
+
+
 def test_misspelt_entry_point_is_suggested(installed):
     installed(theirs="slo_bench.harness.policies.vllm:Vllm")
     with pytest.raises(UnknownNameError, match="did you mean theirs"):
@@ -194,6 +205,7 @@ def test_misspelt_entry_point_is_suggested(installed):
         ("no_such_package:Thing", r"system theirs \(no_such_package:Thing\) cannot be loaded"),
         ("slo_bench.harness.policies.vllm:Absent", "cannot be loaded: AttributeError"),
         ("math:pi", "is neither a System nor a Policy but 3.14"),
+        (f"{__name__}:OF_ANOTHER_NAME", "is the system vllm, not theirs"),
     ],
 )
 def test_broken_entry_point_is_refused(installed, value, problem):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,3 +90,48 @@ def test_unknown_server_is_refused_with_the_names_of_the_known():
         server_kind("none")
     with pytest.raises(SloBenchError, match="unknown backend 'torch'"):
         server_kind(SERVERS[-1], LAUNCHED)
+
+
+BROKEN = """
+import sys
+from slo_bench.harness.servers.launch.server_kind import ServerKind
+
+if __name__ == "leaves":
+    sys.exit(3)
+KIND = ServerKind(name="bare", title="Bare")
+"""
+ENTRIES = {  # entry of the group: what is said of it
+    "left = leaves:KIND": "server left (leaves:KIND) cannot be loaded: SystemExit: 3",
+    "bare = bare:KIND": "bare:KIND has no builds, so that it cannot be started",
+    "twice = bare:KIND": "several packages add server twice: bare:KIND, leaves:KIND",
+    "vllm = bare:KIND": "server vllm (bare:KIND) is left out: the name is one of slo-bench's",
+    "simulated = bare:KIND": "server simulated (bare:KIND) is left out: the name is one of "
+    "slo-bench's",
+}
+
+
+def test_broken_servers_of_other_packages_are_named_and_left_out_elsewhere(tmp_path):
+    for module in ("leaves", "bare"):
+        (tmp_path / f"{module}.py").write_text(BROKEN)
+    for name, entries in {"a": ENTRIES, "b": ["twice = leaves:KIND"]}.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = "\n".join(["[slo_bench.servers]", *entries])
+        (info / "entry_points.txt").write_text(lines)
+    code = (
+        "import json\n"
+        "from slo_bench.harness.policies.systems import SYSTEMS\n"
+        "from slo_bench.harness.servers import server_kinds as registry\n"
+        "from slo_bench.harness.servers.launch.compatibility import compatibility_of\n"
+        "print(json.dumps([registry.server_problems(), list(registry.server_kinds()),\n"
+        "    list(compatibility_of(SYSTEMS['edf']))]))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    problems, kinds, backends = json.loads(printed)
+    assert sorted(problems) == sorted(ENTRIES.values())
+    assert kinds == ["vllm", "sglang", "torch"]
+    assert backends == ["simulated", *kinds]

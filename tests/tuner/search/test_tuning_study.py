@@ -361,7 +361,7 @@ def test_unreachable_storage_is_refused_before_any_trial(tmp_path, monkeypatch, 
 def test_tune_two_objectives_finds_a_front(tmp_path):
     settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
     tuned = tune(EXPERIMENT, settings, tmp_path / "o").study
-    assert [row.values[1] for row in tuned.best] == [1, 2]
+    assert [row.values[1] for row in tuned.study.best] == [1, 2]
     single_capacity, double_capacity = (row.values[0] for row in tuned.best)
     assert double_capacity > 1.5 * single_capacity
 
@@ -465,3 +465,23 @@ def test_slo_that_cannot_be_met_gives_a_warning_before_any_trial(tmp_path):
     assert "cannot meet this SLO" in warnings[0]
     tune(EXPERIMENT, settings, tmp_path / "p", warn=warnings.append)
     assert len(warnings) == 1
+
+
+def test_configurations_that_leave_models_on_no_gpu_are_infeasible(tmp_path):
+    """A workspace of 131,072 tokens a model leaves no room for all 11 on two GPUs."""
+    experiment = Experiment(
+        systems="muxserve", models="fleet(llama-3.1-8b*11)", workload="azure-conv",
+        gpu="h100-80g", gpus=2, requests=60, slo="ttft=1", seeds=1,
+    )  # fmt: skip
+    settings = quick(
+        search={"max_num_batched_tokens": "512,131072"},
+        objectives="attainment",
+        rate_rps=8.0,
+        trials=2,
+    )
+    tuned = tune(experiment, settings, tmp_path)
+    by_tokens = {row.configuration["max_num_batched_tokens"]: row for row in tuned.study.trials}
+    assert by_tokens[512].state == "finished"
+    assert by_tokens[131072].state == "infeasible"
+    assert by_tokens[131072].reason == "no GPU had room for 3 models"
+    assert [row.configuration["max_num_batched_tokens"] for row in tuned.study.best] == [512]

@@ -326,11 +326,14 @@ def test_replayed_step_times_give_the_same_decisions(
             assert left == right or left != left, column
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("fifo", 200), ("fifo", 40), ("s3", 40)])
+@pytest.mark.parametrize(
+    ("name", "blocks", "parameters"),
+    [("fifo", 200, {}), ("fifo", 40, {}), ("s3", 40, {}), ("slo-odbs", 200, {"output_cap": 0})],
+)
 def test_static_batches_generate_the_tokens_of_generate(
-    name: str, blocks: int, decoder: Decoder, generated: Greedy
+    name: str, blocks: int, parameters: dict[str, int], decoder: Decoder, generated: Greedy
 ) -> None:
-    policy = system(name).policy
+    policy = system(name).with_parameters(**parameters).policy
     assert isinstance(policy, StaticPolicy)
     cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
     kv_manager = TorchKVCacheManager(blocks, BLOCK)

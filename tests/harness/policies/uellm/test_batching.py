@@ -288,3 +288,45 @@ def test_lengths_of_one_bucket_are_equal_where_uncertain(serve, requests, length
     predictions["predicted_output_tokens"] = np.array([40, 33])
     records = serve(workload, Odbs(max_batch=1, lengths=lengths), **predictions).records
     assert int(np.argmin(records.first_token_s)) == first
+
+
+# ---------------------------------------------------------------- output_cap
+
+
+def test_output_cap_ends_answers_beyond_the_longest_prediction_of_the_batch(serve, requests):
+    predictions = {"predicted_output_tokens": np.array([10, 20, 5])}
+    workload = requests((0, 4, 30), (0, 4, 12), (0, 4, 90), max_output_tokens=[90] * 3)
+    served = serve(workload, SloOdbs(output_cap=4), **predictions)
+    assert served.records.output_tokens.tolist() == [24, 12, 24]
+    assert served.records.finish_s.tolist() == [24] * 3  # one second a step, the first is prefill
+    assert served.result.counts["answers_cut"] == 2
+
+
+def test_without_output_cap_no_answer_is_cut_and_none_counted(serve, requests):
+    predictions = {"predicted_output_tokens": np.array([1, 1])}
+    served = serve(requests((0, 4, 30), (0, 4, 12)), SloOdbs(), **predictions)
+    assert served.records.output_tokens.tolist() == [30, 12]
+    assert "answers_cut" not in served.result.counts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_cut_answers_have_the_cap_of_their_batch_and_the_others_their_length(serve, requests, seed):
+    rng = np.random.default_rng(seed)
+    outputs, predicted = rng.integers(1, 80, 30), rng.integers(1, 60, 30)
+    cap = int(rng.integers(0, 20))
+    workload = requests(*((0, 4, int(tokens)) for tokens in outputs))
+    policy = SloOdbs(max_batch=4, output_cap=cap)
+    served = serve(workload, policy, predicted_output_tokens=predicted)
+    answers, begun_s = served.records.output_tokens, served.records.first_scheduled_s
+    caps = np.array([predicted[begun_s == at_s].max() + cap for at_s in begun_s])
+    assert answers.tolist() == np.minimum(outputs, caps).tolist()
+    assert served.result.counts["answers_cut"] == (outputs > caps).sum()
+
+
+def test_policy_that_leaves_no_token_is_refused_by_name(serve, requests):
+    class Mute(Fifo):
+        def output_cap_tokens(self, batch, view):
+            return 0
+
+    with pytest.raises(SloBenchError, match="output_cap_tokens must be at least 1 but is 0"):
+        serve(requests((0, 4, 3)), Mute())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.policies.uellm.s3 import (
+    NO_BUDGET_TOKENS,
     S3,
     BatchCapacity,
     Item,
@@ -26,7 +27,10 @@ def cases(n):
     rng = np.random.default_rng(3)
     for _ in range(n):
         room = BatchCapacity(
-            int(rng.integers(1, 12)), int(rng.integers(4, 200)), int(rng.choice([1, 16]))
+            int(rng.integers(1, 12)),
+            int(rng.integers(4, 200)),
+            int(rng.choice([1, 16])),
+            int(rng.choice([100, 400, NO_BUDGET_TOKENS])),
         )
         requests = int(rng.integers(1, 30))
         outputs = np.maximum(1, rng.lognormal(4, 1.2, requests)).astype(int)
@@ -53,6 +57,7 @@ def test_s3_fits_memory_and_is_never_worse_than_first_fit():
             )
             # What is too long even alone is the engine's to refuse.
             assert len(batch) == 1 or (blocks <= room.blocks and len(batch) <= room.max_batch)
+            assert len(batch) == 1 or sum(i.output_tokens for i in batch) <= room.token_budget
         plain = padding_tokens(first_fit(items, room))
         assert padding_tokens(batches) <= plain
         better += padding_tokens(batches) < plain
@@ -68,7 +73,9 @@ def every_cut(items):
 
 def holds(room, batch):
     prompt_tokens = max(i.prompt_tokens for i in batch)
-    return room.holds(len(batch), prompt_tokens, max(i.reserved_tokens for i in batch))
+    reserved_tokens = max(i.reserved_tokens for i in batch)
+    output_tokens = sum(i.output_tokens for i in batch)
+    return room.holds(len(batch), prompt_tokens, reserved_tokens, output_tokens)
 
 
 def test_s3_sorted_cut_is_the_best_by_brute_force():
@@ -88,6 +95,15 @@ def test_s3_sorted_cut_is_the_best_by_brute_force():
 def test_padding_tokens_by_hand():
     batches = [[item(0, 8), item(1, 8)], [item(2, 58), item(3, 50), item(4, 1)]]
     assert padding_tokens(batches) == 0 + 8 + 57
+
+
+def test_s3_token_budget_closes_batches_and_is_counted(serve, requests):
+    # Sorted 8, 8, 16, 40: 8 + 8 + 16 = 32 fit together, 40 goes alone.
+    workload = requests((0, 4, 40), (0, 4, 8), (0, 4, 16), (0, 4, 8))
+    served = serve(workload, S3(first="shortest", token_budget=32))
+    assert served.records.first_scheduled_s.tolist() == [16, 0, 0, 0]
+    assert served.result.counts["closed_by_budget"] == 1
+    assert "closed_by_budget" not in serve(workload, S3()).result.counts
 
 
 def test_first_fit_by_hand():

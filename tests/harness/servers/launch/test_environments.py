@@ -161,6 +161,14 @@ def test_cpu_build_in_this_environment_is_told_by_name_or_version(beside):
     assert builds == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
 
 
+def test_server_with_one_build_is_that_build_in_this_environment(beside, monkeypatch):
+    build = Build("1.0", lambda version: (), "print('1.0')", (3, 14))
+    kind = ServerKind(name="tiny", title="Tiny", builds={"cpu": build}, distributions=("tiny",))
+    monkeypatch.setattr(environments, "server_kinds", lambda: {"tiny": kind})
+    beside("tiny", "1.0")
+    assert [e.name for e in environments.beside_us()] == ["tiny-1.0-cpu"]
+
+
 def test_extras_install_the_versions_of_the_recipes():
     project = Path(__file__).parents[4] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
