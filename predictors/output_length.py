@@ -2,8 +2,9 @@
 
 Source: UELLM, Eq. 3-1 (buckets) and Eq. 3-2 (the bucket's representative value stands for the
 length). The thesis reports 99.51 % of buckets right from the prompt alone; `noisy(accuracy=…)` says
-what a predictor of any stated accuracy would be worth, `oracle` a perfect one and `constant(…)`
-none. `learned(DIR)`, or the folder alone, is a predictor that `slo-bench predict-train` made.
+what a predictor of any stated accuracy would be worth, `spread(…)` one that knows how unsure it is,
+`oracle` a perfect one and `constant(…)` none. `learned(DIR)`, or the folder alone, is a predictor
+that `slo-bench predict-train` made.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.extras import need
 from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
+from ..workloads.lengths import normal_cumulative, normal_quantile
 from ..workloads.workload import Workload
 from .lengths.distribution import buckets_in, error_shares
 from .lengths.predictor_config import PredictorConfig, find_base
@@ -90,6 +92,43 @@ class NoisyOracle:
         named = _drawn_from(error_shares(), true, rng)
         predicted: Ints = np.rint(self.factor * _MIDDLES[np.where(wrong, named, true)])
         return np.maximum(predicted, 1).astype(np.int64)
+
+
+_Z90 = 1.2815515655446004  # the standard normal's 90 % quantile
+
+
+@dataclass(frozen=True)
+class SpreadLength:
+    """A distribution for each request, of which it tells the median. For a share `unsure` it sees a
+    signal with this `correlation` to the normal score of the length's rank among all lengths; the
+    other lengths it knows. Its quantiles hold among the requests with any one prediction.
+    """
+
+    correlation: float
+    unsure: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, share in (("correlation", self.correlation), ("unsure", self.unsure)):
+            if not 0 <= share <= 1:
+                raise SloBenchError(f"spread {name} must be from 0 to 1 but is {share:g}")
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        return self._quantile(workload.output_tokens, rng, 0.0)
+
+    def longest(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """What nine in ten such answers do not exceed."""
+        return self._quantile(workload.output_tokens, rng, _Z90)
+
+    def _quantile(self, tokens: Ints, rng: np.random.Generator, z: float) -> Ints:
+        n, order = len(tokens), np.argsort(tokens, kind="stable")
+        score = np.empty(n)
+        score[order] = normal_quantile((np.arange(n) + 0.5) / n)
+        r = np.where(rng.random(n) < self.unsure, self.correlation, 1.0)
+        rest = np.sqrt(1 - r**2)
+        signal = r * score + rest * rng.standard_normal(n)
+        below = normal_cumulative(r * signal + rest * z)  # share of all lengths
+        quantile: Ints = tokens[order][np.minimum(n - 1, (below * n).astype(np.int64))]
+        return quantile
 
 
 @dataclass(frozen=True)
@@ -356,10 +395,10 @@ def _followed(
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 
 
-_Kind = type[Oracle] | type[NoisyOracle] | type[ConstantLength] | type[LearnedLength] | type[TfIdf]
-_KINDS: dict[str, _Kind] = {
+_KINDS: dict[str, type[LengthPredictor]] = {
     "oracle": Oracle,
     "noisy": NoisyOracle,
+    "spread": SpreadLength,
     "constant": ConstantLength,
     "learned": LearnedLength,
     "tfidf": TfIdf,
@@ -367,8 +406,8 @@ _KINDS: dict[str, _Kind] = {
 
 
 def length_predictor(text: str) -> LengthPredictor:
-    """`oracle`, `noisy(accuracy=0.8)`, `constant(256)`, `learned(DIR, model=NAME)` or just
-    DIR, or `tfidf(DIR)`.
+    """`oracle`, `noisy(accuracy=0.8)`, `spread(correlation=0.5)`, `constant(256)`,
+    `learned(DIR, model=NAME)` or just DIR, or `tfidf(DIR)`.
 
     Raises:
         UnknownNameError: there is no such predictor, or it has no such setting.
@@ -402,7 +441,7 @@ def longest_tokens(
     predictor: LengthPredictor, workload: Workload, rng: np.random.Generator
 ) -> Ints | None:
     """What nine in ten such answers do not exceed; None: the predictor knows no distribution."""
-    if isinstance(predictor, LearnedLength | TfIdf):
+    if isinstance(predictor, LearnedLength | TfIdf | SpreadLength):
         return predictor.longest(workload, rng)
     return None
 

@@ -28,17 +28,24 @@ _SHARED_SEQS, _SHARED_KV_TOKENS = 8, 8 * 256
 
 @dataclass(frozen=True, slots=True)
 class StagedStepTime(EvenSpans):
-    """`StepTime` as the sum over stages; each part's hand-over to the next stage is in it."""
+    """`StepTime` as the sum over stages; each part's hand-over to the next stage is in it, of which
+    `hops_s` is the latency of the link.
+    """
 
     parts: tuple[OperatorRoofline, ...]
+    hops_s: tuple[float, ...]
 
     def shares(self) -> tuple[float, ...]:
-        """What share of a pass each stage takes, in a decode step of eight sequences.
+        """What share of a pass, but for the latency of links, each stage takes, in a decode step of
+        eight sequences.
 
         In a prefill step the shares differ a little where GPUs differ more in operations than in
         bandwidth; the sum over the stages is exact for both.
         """
-        times_s = [part.step_s(_SHARED_SEQS, _SHARED_KV_TOKENS, ()) for part in self.parts]
+        times_s = [
+            part.step_s(_SHARED_SEQS, _SHARED_KV_TOKENS, ()) - hop_s
+            for part, hop_s in zip(self.parts, self.hops_s, strict=True)
+        ]
         whole_s = sum(times_s)
         return tuple(time_s / whole_s for time_s in times_s)
 
@@ -74,7 +81,9 @@ def staged_step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> St
         fitted = fitted and basis.fitted
         provenances.setdefault(f"{stage.gpu.name}: {basis.provenance}")
         parts.append(stage_step_time(placement, stage, host_s, last=number == placement.pp - 1))
-    return StagedModel(StagedStepTime(tuple(parts)), fitted, "; ".join(provenances))
+    hops_s = [stage.link.latency_s if stage.link else 0.0 for stage in placement.stages[:-1]]
+    steps = StagedStepTime(tuple(parts), (*hops_s, 0.0))
+    return StagedModel(steps, fitted, "; ".join(provenances))
 
 
 def stage_step_time(

@@ -83,7 +83,8 @@ def tune_placement(
     topology: str | None = _deployment(
         "FILE|NAME",
         "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
-        "uellm-3090-v100, uellm-unlike. Default: this machine, as reported by nvidia-smi.",
+        "uellm-3090-v100, uellm-unlike, two-sites. Default: this machine, as reported by "
+        "nvidia-smi.",
     ),
     devices: int | None = _deployment("N", "Number of GPUs."),
     reserve_gib: float = _deployment(

@@ -161,6 +161,16 @@ class ClusterControl(ClusterView, Protocol):
         until the transfer ends.
         """
 
+    def duplicate(self, r: RequestState, instance: Instance) -> RequestState:
+        """Send a copy of `r`, from its prompt on, to `instance`; the copy. The answer that ends
+        first is that of the request; the policy ends the other one with `cancel`.
+        """
+
+    def cancel(self, r: RequestState, instance: Instance) -> None:
+        """End one of two copies, which is at `instance`, between two iterations; none is left to
+        end where it has all its tokens.
+        """
+
     def unite(self, first: Instance, second: Instance) -> None:
         """Couple two instances that compute for each other: from now on neither runs ahead of the
         other.

@@ -13,15 +13,17 @@ class StageDevice:
 
     Instances placed on the same device take turns, step by step, so that together they never get
     more than the device's throughput. What it computes for instances of other devices goes first,
-    and is owed by the steps of its own (`owed_s`). `share` is what part of a step that passes
-    through several stages it takes.
+    and is owed by the steps of its own (`owed_s`). `share` is what part of the computation of a
+    step that passes through several stages it takes. The step then travels for `hop_s` to the next
+    stage, while this one is free.
     """
 
-    __slots__ = ("free_at_s", "name", "owed_s", "share")
+    __slots__ = ("free_at_s", "hop_s", "name", "owed_s", "share")
 
-    def __init__(self, name: str, share: float = 1.0) -> None:
+    def __init__(self, name: str, share: float = 1.0, hop_s: float = 0.0) -> None:
         self.name = name
         self.share = share
+        self.hop_s = hop_s
         self.free_at_s = 0.0
         self.owed_s = 0.0
 
@@ -33,23 +35,32 @@ class StageDevice:
 
 
 def occupy(stages: tuple[StageDevice, ...], begin_s: float, duration_s: float) -> float:
-    """Run a step of `duration_s` through the stages in turn; the moment at which it ends.
+    """Run a step of `duration_s`, hops included, through the stages in turn; the moment at which it
+    ends.
 
     Each stage takes its share, and begins when the step reaches it and it is free.
     """
-    now_s = begin_s
+    now_s, computed_s = begin_s, _computed_s(stages, duration_s)
     for stage in stages:
         owed_s = stage.settle(now_s) if stage.owed_s else 0.0
-        now_s = max(now_s, stage.free_at_s) + owed_s + duration_s * stage.share
-        stage.free_at_s = now_s
+        stage.free_at_s = max(now_s, stage.free_at_s) + owed_s + computed_s * stage.share
+        now_s = stage.free_at_s + stage.hop_s
     return now_s
+
+
+def _computed_s(stages: tuple[StageDevice, ...], duration_s: float) -> float:
+    """Seconds of a step that its stages compute."""
+    for stage in stages:
+        duration_s -= stage.hop_s
+    return duration_s
 
 
 def free_after(stages: tuple[StageDevice, ...], end_s: float, duration_s: float) -> None:
     """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
+    computed_s = _computed_s(stages, duration_s)
     for stage in reversed(stages):
-        stage.free_at_s = end_s
-        end_s -= duration_s * stage.share
+        stage.free_at_s = end_s - stage.hop_s
+        end_s = stage.free_at_s - computed_s * stage.share
 
 
 class SplitStepTime(StepTime, Protocol):

@@ -236,6 +236,7 @@ _STOCK = {
     ),
     "autoscaled": _vllm("autoscaled:Autoscaled", "Kubernetes' horizontal pod autoscaler"),
     "mixed-gpus": _vllm("mixed_gpus:MixedGpus", "slo-bench"),
+    "hedged": _vllm("hedged:Hedged", "Dean and Barroso, CACM 2013"),
     "multi-site": _vllm("multi_site:MultiSite", "slo-bench"),
     "prism": _Stock(
         "prism.prism_controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True

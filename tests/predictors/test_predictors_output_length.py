@@ -8,7 +8,12 @@ import pytest
 from slo_bench.harness.experiments.execution.cells import predicted_output_tokens
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.predictors.lengths.distribution import error_shares, measured_confusion
-from slo_bench.predictors.output_length import bucket_accuracy, buckets_of, length_predictor
+from slo_bench.predictors.output_length import (
+    bucket_accuracy,
+    buckets_of,
+    length_predictor,
+    longest_tokens,
+)
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.length_buckets import bucket_last_tokens, bucket_middle_tokens, bucket_of
 from slo_bench.workloads.workload import Workload
@@ -143,4 +148,32 @@ def test_systems_of_an_experiment_get_the_same_predictions():
     assert predictions["sjf"].tolist() == predictions["s3"].tolist()
     assert all(
         predicted_output_tokens(c, outputs) is None for c in cells if c.length_predictor == "oracle"
+    )
+
+
+def test_spread_predictor_is_exact_where_it_is_sure():
+    outputs = np.random.default_rng(1).integers(1, 2000, 500)
+    lengths = workload(outputs)
+    for text in ("spread(correlation=0.3, unsure=0)", "spread(correlation=1)"):
+        predictor = length_predictor(text)
+        median = predictor.predict(lengths, np.random.default_rng(2))
+        longest = longest_tokens(predictor, lengths, np.random.default_rng(2))
+        assert (median == outputs).all()
+        assert (longest == outputs).all()
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.4, 0.8])
+def test_spread_quantiles_hold_for_every_prediction(correlation):
+    """Half of the answers with a like median do not exceed it, nine in ten not the quantile."""
+    outputs = np.ceil(np.random.default_rng(1).lognormal(5, 0.8, 40_000)).astype(np.int64)
+    lengths = workload(outputs)
+    predictor = length_predictor(f"spread(correlation={correlation}, unsure=1)")
+    median = predictor.predict(lengths, np.random.default_rng(2))
+    longest = longest_tokens(predictor, lengths, np.random.default_rng(2))
+    for part in np.array_split(np.argsort(median, kind="stable"), 4):
+        assert (outputs[part] <= median[part]).mean() == pytest.approx(0.5, abs=0.02)
+        assert (outputs[part] <= longest[part]).mean() == pytest.approx(0.9, abs=0.02)
+    scores = [np.argsort(np.argsort(x, kind="stable")) for x in (median, outputs)]
+    assert np.corrcoef(*scores)[0, 1] == pytest.approx(
+        6 / np.pi * np.arcsin(correlation / 2), abs=0.02
     )

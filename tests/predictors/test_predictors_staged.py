@@ -118,3 +118,15 @@ def test_staged_span_equals_the_sum_of_its_steps(seqs, kv, steps):
     assert timed.steps_within(seqs, kv, span_s) == steps
     assert timed.steps_within(seqs, kv, span_s * (1 + 1e-9)) == steps + 1
     assert timed.steps_within(seqs, kv, 0.0) == 0
+
+
+def test_latency_of_a_link_lengthens_a_pass_and_occupies_no_stage():
+    wan = replace(PIX, latency_s=0.04)
+    placement = split(14, 14)
+    near = staged_step_time(placement).model
+    first, last = placement.split
+    far = staged_step_time(replace(placement, split=(replace(first, link=wan), last))).model
+    hop_s = 0.04 - near.hops_s[0]
+    assert far.step_s(8, 2048, ()) == pytest.approx(near.step_s(8, 2048, ()) + hop_s)
+    assert far.hops_s == (0.04, 0.0)
+    assert far.shares() == pytest.approx(near.shares())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..state import RequestState
 
@@ -152,6 +153,19 @@ class KVCacheManager:
         self.idle.clear()
         self.idle_blocks = 0
         self.cache_version += 1
+
+    def warm(self, units: Sequence[int]) -> int:
+        """Cache these units, the most valuable first, as far as there are free blocks; their
+        number.
+        """
+        room = (self.free - self.idle_blocks) // self.unit_blocks
+        absent = [h for h in units if h not in self.refs][: max(0, room)]
+        for h in reversed(absent):  # the most valuable is lost last
+            self.refs[h] = 0
+            self.idle[h] = None
+        self.idle_blocks += len(absent) * self.unit_blocks
+        self.cache_version += len(absent)
+        return len(absent)
 
     def evict(self, held: int = 0) -> None:
         """Forget the idle units, oldest first, that the free blocks, but for `held`, no longer

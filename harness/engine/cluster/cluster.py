@@ -83,6 +83,8 @@ class Cluster:
         self._prefilled: dict[RequestState, LazyInstance] = {}
         self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
+        # of requests with two copies, by id, the one that ended first
+        self._answered: dict[int, RequestState | None] = {}
         self._events: list[_Event] = []
         self._event_number = 0
         self._closed = self._is_apart = self._is_pair = False
@@ -156,6 +158,36 @@ class Cluster:
         else:
             self._call_at(source.engine.now_s, self._enters, (r, target))
 
+    def duplicate(self, r: RequestState, instance: Instance) -> RequestState:
+        """Send a copy of `r`, from its prompt on, to `instance`; the copy."""
+        twin = RequestState(
+            r.id,
+            r.arrival_s,
+            r.prompt_tokens,
+            r.output_tokens,
+            r.max_output_tokens,
+            r.slo,
+            r.prefix_blocks,
+            r.notify_on_finish,
+        )
+        twin.priority, twin.predicted_output_tokens = r.priority, r.predicted_output_tokens
+        self._answered.setdefault(r.id, None)
+        self.send(twin, own(instance))
+        return twin
+
+    def cancel(self, r: RequestState, instance: Instance) -> None:
+        """End one of two copies, which is at `instance`, between two iterations."""
+        instance = own(instance)
+        self._runner.bring(instance)
+        movable = instance.movable
+        if r in instance.engine.inbox:
+            instance.engine.inbox.remove(r)
+        elif r.phase is not Phase.DONE:
+            movable.take_out(r)
+            if r in movable.in_transfer:
+                movable.free_transferred(r)
+        self._runner.note(instance.device_group)
+
     def unite(self, first: Instance, second: Instance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
         self._runner.unite(own(first), own(second))
@@ -190,6 +222,8 @@ class Cluster:
             startup_s = 0.0
         else:
             self.paid.starts(instance, self.now_s)
+            if instance.kv_manager.refs:
+                instance.movable.fail_instance()  # without requests; the cache starts empty
         if startup_s:
             self._starting.add(instance)
             self._call_at(self.now_s + startup_s, self._serve, (instance,))
@@ -373,7 +407,7 @@ class Cluster:
         for release in engine.outbox:
             r, reason, time_s = release
             if reason is _FINISH:
-                if r.notify_on_finish:
+                if r.notify_on_finish and self._is_answer(r):
                     self._arrivals.ended(r.id, r.finish_s, answered=True)
                 if tells:
                     self._call_at(time_s, self._left, (instance,))
@@ -389,6 +423,8 @@ class Cluster:
     def _record(self, instance: LazyInstance) -> None:
         """Record the requests that have finished at an instance."""
         engine = instance.engine
+        if self._answered:
+            engine.finished[:] = filter(self._is_answer, engine.finished)
         eventful = bool(
             self._closed
             or (len(self.instances) > 1 and not self._is_pair)
@@ -400,6 +436,14 @@ class Cluster:
         engine.finished.clear()
         if self._progress is not None:
             self._progress(self._recorder.ended, engine.now_s)
+
+    def _is_answer(self, r: RequestState) -> bool:
+        """Whether no copy of `r` has ended before it."""
+        if r.id not in self._answered:
+            return True
+        if self._answered[r.id] is None:
+            self._answered[r.id] = r
+        return self._answered[r.id] is r
 
     # ---------------------------------------------------------------- requests between instances
 

@@ -161,9 +161,12 @@ class Builder:
 
     def _stages(self, instance: str) -> tuple[StageDevice, ...]:
         pp, steps = self.placement.pp, self._steps
-        shares = steps.shares() if isinstance(steps, StagedStepTime) else (1 / pp,) * pp
+        shares, hops_s = (1 / pp,) * pp, (0.0,) * pp
+        if isinstance(steps, StagedStepTime):
+            shares, hops_s = steps.shares(), steps.hops_s
         return tuple(
-            StageDevice(f"{instance} stage {stage}", share) for stage, share in enumerate(shares)
+            StageDevice(f"{instance} stage {stage}", share, hop_s)
+            for stage, (share, hop_s) in enumerate(zip(shares, hops_s, strict=True))
         )
 
     def _instance(self, index: int, stages: tuple[StageDevice, ...]) -> EngineInstance:

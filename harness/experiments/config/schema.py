@@ -473,8 +473,8 @@ class ExperimentSchema(BaseModel):
     length_predictor: Axis[str] = setting(
         SERVES,
         "Predictor of output lengths for policies: oracle (the true length), "
-        "noisy(accuracy=0.8), constant(256), or a folder written by `slo-bench "
-        "predict-train`.",
+        "noisy(accuracy=0.8), spread(correlation=0.5), constant(256), or a folder written by "
+        "`slo-bench predict-train`.",
         ("oracle",),
         metavar="P",
         file="maybe",

@@ -6,11 +6,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slo_bench import Experiment
 from slo_bench.harness.engine.cluster.paid_time import PaidTime
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.autoscaled import Autoscaled
+from slo_bench.harness.policies.autoscaled import Autoscaled, HotPrefixes
 from slo_bench.harness.policies.systems import System
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.predictors.placement import Placement
@@ -159,3 +161,74 @@ def test_cost_columns_follow_the_paid_time(tmp_path):
 def test_fewer_instances_than_min_instances_are_refused():
     with pytest.raises(SloBenchError, match="min_instances = 4"):
         served(burst(2, 1.0), Autoscaled(min_instances=4))
+
+
+def swings(prefix_tokens: int = 4096) -> Workload:
+    """Two bursts, each of which starts a second instance that is off in between."""
+    arrival_s = np.array([start_s + k * 0.1 for start_s in (0.0, 200.0) for k in range(300)])
+    n = len(arrival_s)
+    shared = prefix_tokens // 16
+    blocks = [(*range(shared), *range(shared + 100 * k, shared + 100 * k + 6)) for k in range(n)]
+    return Workload(
+        arrival_s=arrival_s,
+        prompt_tokens=np.full(n, prefix_tokens + 100),
+        output_tokens=np.full(n, 100),
+        prefix_blocks=blocks,
+    )
+
+
+def warmed(**parameters) -> Autoscaled:
+    return Autoscaled(
+        target_requests=10,
+        startup_s=5.0,
+        control_every_s=5.0,
+        stabilization_s=10.0,
+        **parameters,
+    )
+
+
+def served_with_prefixes(policy: Autoscaled):
+    system = System("autoscaled", Vllm(), prefix_cache=True, cluster=policy)
+    return simulate(swings(), system, PLACEMENT, STEP_TIME, instances=2)
+
+
+def test_each_start_begins_with_an_empty_prefix_cache():
+    """The first request at an instance that started finds nothing, also when it was on before."""
+    records = served_with_prefixes(warmed()).records
+    on_spare = records.instance == 1
+    for start_s in (0.0, 200.0):
+        burst_here = on_spare & (records.arrival_s >= start_s) & (records.arrival_s < start_s + 100)
+        assert records.cached_tokens[burst_here][0] == 0
+        assert records.cached_tokens[burst_here].max() == 4096
+
+
+def test_prewarmed_instance_serves_later_by_the_load_and_finds_the_shared_prefix():
+    """4,096 tokens of 128 KiB over 0.1 GB/s take 5.4 s."""
+    result = served_with_prefixes(warmed(prewarm_gib=1.0, store_gb_per_s=0.1))
+    records = result.records
+    on_spare = records.instance == 1
+    assert result.counts["warmed_units"] == 2 * 256
+    assert (records.cached_tokens[on_spare] == 4096).all()
+    cold = served_with_prefixes(warmed()).records
+    first_s = [each.arrival_s[each.instance == 1][0] for each in (cold, records)]
+    assert first_s[1] - first_s[0] == pytest.approx(4096 * 128 * 1024 / 0.1e9, abs=0.11)
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=60),
+    units=st.integers(0, 20),
+)
+def test_hottest_units_are_whole_prefixes_of_several_prompts(prompts, units):
+    """A hash names its tokens and all before them: here the path in a tree."""
+    hot = HotPrefixes()
+    paths = [[hash(tuple(p[: n + 1])) for n in range(len(p))] for p in prompts]
+    for path in paths:
+        hot.observe(path)
+    hottest = hot.hottest(units)
+    uses = {h: sum(h in path for path in paths) for h in hottest}
+    assert len(hottest) <= units
+    assert all(n > 1 for n in uses.values())
+    assert list(uses.values()) == sorted(uses.values(), reverse=True)
+    for path in paths:
+        places = [hottest.index(h) if h in uses else units for h in path]
+        assert places == sorted(places)

@@ -129,6 +129,16 @@ def test_match_moves_a_prefix_to_the_end_of_the_eviction_order():
     assert list(kv_manager.idle) == [9, 8, 2, 1]
 
 
+def test_warm_units_are_found_and_lost_from_the_least_valuable_on():
+    kv_manager = KVCacheManager(6, prefix_block_size=16)
+    served(kv_manager, request(40, 1, 2))
+    assert kv_manager.warm([1, 7, 8, 9, 10, 11]) == 4  # 1 is there, 11 has no room
+    assert (kv_manager.free, kv_manager.idle_blocks) == (6, 6)
+    assert kv_manager.get_computed_blocks(request(80, 7, 8, 9, 10, 11)) == 4
+    compute(kv_manager, request(48, 20, 21, 22), 48)
+    assert kv_manager.get_computed_blocks(request(80, 7, 8, 9, 10, 11)) == 3
+
+
 def test_prefix_hashes_smaller_than_blocks():
     # Hashes of 24 tokens, blocks of 16: a unit is 48 tokens, 2 hashes and 3 blocks.
     kv_manager = KVCacheManager(20, prefix_block_size=24)

@@ -398,10 +398,10 @@ class Watched(StageDevice):
 
     ends: list[list[float]] = []  # noqa: RUF012
 
-    def __init__(self, name, share):
+    def __init__(self, name, share, hop_s):
         self.mine = []
         Watched.ends.append(self.mine)
-        super().__init__(name, share)
+        super().__init__(name, share, hop_s)
 
     @property
     def free_at_s(self):

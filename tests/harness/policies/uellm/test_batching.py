@@ -99,6 +99,21 @@ def test_batch_is_closed_where_total_exceeds_the_threshold():
     assert batches(SloOdbs(threshold=71.9), requests) == [[0], [1]]
 
 
+def test_tail_of_an_answer_closes_a_batch_and_sorts_it_last():
+    """Three answers of 50 tokens by their medians; nine in ten of the first end within 400."""
+
+    class Unsure(View):
+        def output_tokens_p90(self, r):
+            return 400 if r.id == 0 else r.output_tokens
+
+    requests = waiting((10, 50), (10, 50), (10, 50))
+    policy = SloOdbs(slo_weight=0.0, sort_by="weighted", threshold=100, lengths="predicted")
+    for lengths, batch in (("predicted", [0, 1, 2]), ("p90", [1, 2])):
+        chosen = policy.with_parameters(lengths=lengths)
+        ids = [r.id for r in chosen.form_batch(requests, Unsure(chosen))]
+        assert ids == batch  # 0.5·350·3·1.2 = 630 > 100
+
+
 def test_signed_length_term_never_closes_a_batch():
     # PAPERS: with lax SLOs a 2048-token batch takes everything: Total falls as it grows.
     requests = waiting((1, 2048), *[(1, 128)] * 49)
