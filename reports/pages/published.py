@@ -174,26 +174,23 @@ def finding(
     as_pinned = _finding_at(row, sides, cells, settings, knee)
     if as_pinned.verdict not in HOLDS:
         return as_pinned
-    weakest, remarks, differs = as_pinned.verdict, list(as_pinned.remarks), False
+    weakest, remarks, depends = as_pinned.verdict, as_pinned.remarks, []
     for axis in row.vary:
-        other_findings = {
-            value: _finding_at(row, varied, cells, settings, knee)
-            for value, varied in _other_values(axis, sides, cells)
-        }
-        for value, other in other_findings.items():
-            if other.verdict not in HOLDS:
-                continue
-            if HOLDS[other.verdict] is not HOLDS[as_pinned.verdict]:
-                differs = True
-                (pinned,) = {_text(pins[axis]) for pins in sides if axis in pins}
-                remarks.append(
-                    f"depends on {axis}: {pinned} {as_pinned.verdict}; {_text(value)} "
-                    f"{other.verdict}, {other.text}"
-                )
+        differing: dict[str, str] = {}  # other values of the axis, with the figure there
+        for value, varied in _other_values(axis, sides, cells):
+            other = _finding_at(row, varied, cells, settings, knee)
+            if HOLDS.get(other.verdict) is (not HOLDS[as_pinned.verdict]):
+                differing[_text(_as_number(value))] = f"{other.verdict}, {other.text}"
             elif other.verdict == "same order":
                 weakest = other.verdict
+        if differing:
+            (pinned,) = {_text(pins[axis]) for pins in sides if axis in pins}
+            first = next(iter(differing.values()))
+            depends.append(
+                f"depends on {axis}: {pinned} {as_pinned.verdict}; {', '.join(differing)} {first}"
+            )
     return Finding(
-        "depends on what is assumed" if differs else weakest, as_pinned.text, tuple(remarks)
+        "depends on what is assumed" if depends else weakest, as_pinned.text, (*depends, *remarks)
     )
 
 

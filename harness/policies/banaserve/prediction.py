@@ -140,8 +140,10 @@ def hosted_share(hosted: Hosted, demand: Demand) -> float:
 
 
 def free_share(placed: PlacedInstance, load: Load) -> float:
-    """Share of its GPUs' time that is left for its own steps."""
-    if placed.hosted is None:
+    """Share of its GPUs' time that is left for its own steps; modules of an instance that has
+    failed take none.
+    """
+    if placed.hosted is None or placed.hosted.owner.index not in load.demands:
         return 1.0
     demand = load.demands[placed.hosted.owner.index]
     return max(_LEAST_FREE, 1 - hosted_share(placed.hosted, demand))
