@@ -364,7 +364,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
             (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
         )
     heads = ("claim", "as published", "fair", "what decides it")
-    return "\n".join([*_markdown(heads, rows), "", f"From {', '.join(shown)}; rows below."])
+    return "\n".join([*_markdown(heads, rows), "", f"From {', '.join(shown)}."])
 
 
 _MANY_ROWS = 4  # of a claim and a set-up: more are counted
