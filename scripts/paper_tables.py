@@ -307,13 +307,10 @@ def _source(folder: Path) -> str:
     run, cells = _results(folder)
     provenance = run.environment
     command = f"`slo-bench {' '.join(provenance['command'])}`"
-    seeds = cells["seed"].nunique()
-    origin = (
-        f"{command}, version {provenance['slo_bench']}, commit {provenance['commit']}; "
-        f"{seeds} seeds"
-    )
+    version = f"{provenance['slo_bench']} at {provenance['commit']}"
     kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
-    return f"{origin}, simulated with {' and '.join(kinds)} step times."
+    step_times = f"{' and '.join(kinds)} step times"
+    return f"{command}, {version}; {cells['seed'].nunique()} seeds, {step_times}."
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -340,7 +337,7 @@ def _published_block(fields: Mapping[str, Any], results: Path) -> str:
 def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
     """Every claim of a paper: what was published, the verdicts of both set-ups, what decides."""
     claims: dict[str, list[tuple[PublishedRow, Finding]]] = {}
-    shown = []
+    suites: dict[str, dict[str, None]] = {}  # by claim
     for suite in _suites_of(fields["paper"], results):
         run, cells = _results(results / suite)
         (table,) = tables_of([run], cells, levels(cells))
@@ -349,11 +346,12 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
         for row, judged in table.rows:
             if row.claim:
                 claims.setdefault(row.claim, []).append((row, judged))
-        shown.append(f"`slo-bench {' '.join(run.environment['command'])}`")
-    rows = []
+                suites.setdefault(row.claim, {})[suite] = None
+    rows, shown = [], set[str]()
     for claim in fields.get("only", claims):
         if (of_claim := claims.get(claim)) is None:
             raise UnknownNameError(f"claim of {fields['paper']} with results", claim, claims)
+        shown |= suites[claim].keys()
         published = dict.fromkeys(row.published_text for row, _ in of_claim)
         setups = [
             _verdicts([(row, judged) for row, judged in of_claim if row.setup == setup])
@@ -364,7 +362,8 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
             (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
         )
     heads = ("claim", "as published", "fair", "what decides it")
-    return "\n".join([*_markdown(heads, rows), "", f"From {', '.join(shown)}."])
+    commands = ", ".join(f"`slo-bench run --suite {suite}`" for suite in sorted(shown))
+    return "\n".join([*_markdown(heads, rows), "", f"From {commands}."])
 
 
 _MANY_ROWS = 4  # of a claim and a set-up: more are counted
@@ -378,9 +377,9 @@ def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
     texts = []
     for row, judged in rows:
         name = f"{row.what}: " if len(rows) > 1 else ""
-        figure = f", {judged.text}" if judged.text != "–" else ""
+        figure = f"{judged.text}, " if judged.text != "–" else ""
         depends = [remark for remark in judged.remarks if remark.startswith("depends on")]
-        texts.append(f"{name}{' and '.join(depends) or judged.verdict}{figure}")
+        texts.append(f"{name}{figure}{' and '.join(depends) or judged.verdict}")
     return "; ".join(texts)
 
 
@@ -414,8 +413,8 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
         ]
         rows.append((_row_name(spec.rows, key), *texts))
     lines = _markdown((_label(spec.columns), *map(_value, heads)), rows)
-    note = " *: not stationary, so that the figure depends on the run's length." * drifts
-    return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / spec.suite)}"])
+    note = "*: not stationary. " * drifts
+    return "\n".join([*lines, "", f"{note}{_source(results / spec.suite)}"])
 
 
 def _map_block(fields: Mapping[str, Any], results: Path) -> str:

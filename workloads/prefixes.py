@@ -173,11 +173,11 @@ class HotPrefixes:
     block_size: int = BLOCK_SIZE
 
     def __post_init__(self) -> None:
-        for name, most in (("prefixes", MOST_PREFIXES), ("tokens", MOST_TOKENS)):
+        for name, limit in (("prefixes", MOST_PREFIXES), ("tokens", MOST_TOKENS)):
             value = getattr(self, name)
-            if not 1 <= value <= most:
+            if not 1 <= value <= limit:
                 raise SloBenchError(
-                    f"{name} of hot-prefixes must lie in 1..{most:,} but is {value!s:.20}"
+                    f"{name} of hot-prefixes must lie in 1..{limit:,} but is {value!s:.20}"
                 )
         if not 0 <= self.exponent <= 100:
             raise SloBenchError(
