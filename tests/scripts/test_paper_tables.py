@@ -102,7 +102,7 @@ def test_suite_run_keeps_the_files_that_its_page_needs(tables, results):
     assert "3 another set-up" in page  # 10 req/s is needed
     assert "- Bandwidth of a host link, 11.4 GB/s" in page
     assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page
-    assert re.search(r"commit [0-9a-f]{7,}", page)
+    assert re.search(r" at [0-9a-f]{7,}", page)
 
 
 def test_table_block_with_an_error_is_refused(tables, results):
