@@ -61,7 +61,7 @@ _LENGTHS = (
     *("--workload", "sharegpt", "--requests", "120"),
     *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
 )
-_STATIC = "examples/policies/static_batches.py"
+_STATIC = "scripts/static_batches.py"
 _MIX = "prompt=uniform(32,256),output=uniform(16,160),texts=uniform(2,12),tokens=16"
 EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "adaptivellm": (

@@ -1,6 +1,6 @@
 """Batches of UELLM and S3 on a server, which has no static ones: formed alike, run to completion.
 
-    slo-bench run --backend vllm --model models/tiny --system static_batches.py:S3Batches
+    slo-bench run --backend vllm --model models/tiny --system scripts/static_batches.py:S3Batches
 
 A batch forms when the server is idle, and no other request enters until its last answer is out. In
 contrast to the static batches of the simulator (`s3`, `slo-odbs`) nothing is padded, and each

@@ -10,7 +10,7 @@ import pytest
 
 from slo_bench import Experiment
 
-FILE = Path(__file__).resolve().parents[2] / "examples" / "policies" / "static_batches.py"
+FILE = Path(__file__).resolve().parents[2] / "scripts" / "static_batches.py"
 
 
 @pytest.fixture(scope="module")
