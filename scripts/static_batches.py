@@ -8,7 +8,7 @@ answer is returned when it ends.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from slo_bench.harness.core.decisions import UNLIMITED
 from slo_bench.harness.policies.uellm.s3 import S3
@@ -39,7 +39,7 @@ class StaticView:
 class RunToCompletion(Policy):
     """The batches that `static` forms, one after the other."""
 
-    queue_order: ClassVar[str] = "dynamic"
+    queue_order: ClassVar[Literal["dynamic"]] = "dynamic"
     dynamic_limits: ClassVar[bool] = True
     uses_predicted_lengths: ClassVar[bool] = True
 
