@@ -306,11 +306,13 @@ def _source(folder: Path) -> str:
     """Where a block comes from: command, version, commit, seeds, step times."""
     run, cells = _results(folder)
     provenance = run.environment
-    command = f"`slo-bench {' '.join(provenance['command'])}`"
-    version = f"{provenance['slo_bench']} at {provenance['commit']}"
+    command = provenance["command"]
+    plain = command[:-1] == ["run", "--suite"]
+    origin = f"Suite `{command[-1]}`" if plain else f"`slo-bench {' '.join(command)}`"
     kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
     step_times = f"{' and '.join(kinds)} step times"
-    return f"{command}, {version}; {cells['seed'].nunique()} seeds, {step_times}."
+    seeds = cells["seed"].nunique()
+    return f"{origin} at {provenance['commit']}: {seeds} seeds, {step_times}."
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -347,7 +349,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
             if row.claim:
                 claims.setdefault(row.claim, []).append((row, judged))
                 suites.setdefault(row.claim, {})[suite] = None
-    rows, shown = [], set[str]()
+    rows, shown, above = [], set[str](), ""
     for claim in fields.get("only", claims):
         if (of_claim := claims.get(claim)) is None:
             raise UnknownNameError(f"claim of {fields['paper']} with results", claim, claims)
@@ -358,6 +360,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
             for setup in SETUPS
         ]
         decides = " ".join(dict.fromkeys(row.decides for row, _ in of_claim if row.decides))
+        above, decides = decides, "as above" if decides and decides == above else decides
         rows.append(
             (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
         )

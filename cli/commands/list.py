@@ -61,6 +61,7 @@ def list_names(
         _show_whole(entries[0])
         if kind == "systems":
             _show_parameters(name)
+            _show_counters(name)
         elif kind == "suites":
             _show_allowances(name)
     else:
@@ -93,7 +94,7 @@ def _show_whole(entry: Entry) -> None:
     rows = [
         (Text(column.replace("_", " "), style="bold"), _shown(value))
         for column, value in entry.items()
-        if column != "parameters"
+        if column not in ("parameters", "counters")
     ]
     grid = {"show_header": False, "padding": (0, 2), "collapse_padding": True}
     _print(("name", ""), rows, unbroken=("name",), **grid)
@@ -111,6 +112,14 @@ def _show_parameters(name: str) -> None:
         rows.append((parameter, shown or "–", bounds))
     typer.echo()
     _print(("parameter", "default", "may be"), rows, numbers=("default",), unbroken=("parameter",))
+
+
+def _show_counters(name: str) -> None:
+    from ...harness.policies.systems import system as system_by_name
+
+    if counters := system_by_name(name).counters():
+        typer.echo()
+        _print(("column", "counts"), list(counters.items()), unbroken=("column",))
 
 
 def _show_allowances(name: str) -> None:

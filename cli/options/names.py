@@ -27,6 +27,7 @@ def _systems() -> list[Entry]:
             "parameters": ", ".join(
                 f"{name}={value}" for name, value in system.parameters().items()
             ),
+            "counters": "; ".join(f"{c}: {text}" for c, text in system.counters().items()),
         }
         for system in (*SYSTEMS.values(), *installed_systems())
     ]

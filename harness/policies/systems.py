@@ -20,6 +20,7 @@ from ...workloads import trust
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
 from ..core.cluster_policy import ClusterPolicy, OnServers
+from ..core.counters import COUNT
 from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
@@ -82,6 +83,16 @@ class System:
     def bounds(self) -> dict[str, Bounds]:
         """Name to bounds of everything that can be set."""
         return {name: limit for part in self._deciding for name, limit in part.bounds().items()}
+
+    def counters(self) -> dict[str, str]:
+        """By column of cells.csv (`count_NAME`), what each mechanism counts as parameters are."""
+        parts = (self.policy, self.cluster, self.sharing)
+        return {
+            COUNT + name: text
+            for part in parts
+            if part is not None
+            for name, text in part.mechanisms().items()
+        }
 
     def known(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of `values` that are parameters of the system."""
