@@ -14,7 +14,7 @@ import numpy as np
 
 from ...harness.core.records.judging import judge
 from ...harness.experiments.backends.measuring import CellMeasurement, Deployment, measured_row
-from ...harness.experiments.execution.cell_specs import CellSpec, source
+from ...harness.experiments.execution.cell_specs import CellSpec, OperatingPoint, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -22,7 +22,6 @@ from ...harness.experiments.execution.cells import (
     simulated_row,
     workload_of,
 )
-from ...harness.experiments.execution.offered_load import OperatingPoint
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.load_generator.http.faults import OVERLOAD
 from ...harness.results.cell_files import Choice, Column

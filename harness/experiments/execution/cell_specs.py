@@ -153,6 +153,35 @@ class WorkloadSpec(CellPart):
 
 
 @dataclass(frozen=True)
+class OperatingPoint:
+    """One offered load: a rate, a speed of the trace's own arrivals, a share of the estimated
+    capacity, or none of them (closed loop).
+    """
+
+    rate_rps: float | None = None
+    replay_speed: float | None = None
+    load_factor: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the level in file names."""
+        if self.load_factor is not None:
+            return f"load-{self.load_factor:g}"
+        if self.rate_rps is not None:
+            return f"rate-{self.rate_rps:g}"
+        return "closed" if self.replay_speed is None else f"speed-{self.replay_speed:g}"
+
+    def columns(self, natural_rate_rps: float | None) -> dict[str, Value]:
+        """Return the columns of the load; a rate that only the run can measure is None."""
+        columns: dict[str, Value] = {"rate_rps": self.rate_rps, "replay_speed": self.replay_speed}
+        if self.load_factor is not None:
+            columns["load_factor"] = self.load_factor
+        elif self.replay_speed is not None and natural_rate_rps is not None:
+            columns["rate_rps"] = round(natural_rate_rps * self.replay_speed, 9)
+        return columns
+
+
+@dataclass(frozen=True)
 class CellSpec:
     """What one cell runs. Plain values only, so that it can be sent to another process."""
 

@@ -21,9 +21,9 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema
 from ..config.setting import column_value
-from .cell_specs import CellSpec, WorkloadSpec, placed, source
+from .cell_specs import CellSpec, OperatingPoint, WorkloadSpec, placed, source
 from .combinations import Combination, SystemChoice, by_load, group_of
-from .offered_load import OperatingPoint, estimate, estimated_capacity_rps, filled_in, load_of
+from .offered_load import estimate, estimated_capacity_rps, filled_in, load_of
 
 _ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
 _LONGEST_NAME = 150  # characters of a cell's name, which is a file name

@@ -20,43 +20,21 @@ from ....workloads.request import RequestType
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload, take
 from ...core.phase_capacity import PhaseCapacity, phase_capacity
-from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
-from .cell_specs import EXACT_REQUESTS, Placed, PlacementSpec, WorkloadSpec, placed, source
+from .cell_specs import (
+    EXACT_REQUESTS,
+    OperatingPoint,
+    Placed,
+    PlacementSpec,
+    WorkloadSpec,
+    placed,
+    source,
+)
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
 _MOST_SEQUENCES = 256  # in the estimate's batch
 _SAMPLE_REQUESTS = 500
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """One offered load: a rate, a speed of the trace's own arrivals, a share of the estimated
-    capacity, or none of them (closed loop).
-    """
-
-    rate_rps: float | None = None
-    replay_speed: float | None = None
-    load_factor: float | None = None
-
-    @property
-    def label(self) -> str:
-        """Name of the level in file names."""
-        if self.load_factor is not None:
-            return f"load-{self.load_factor:g}"
-        if self.rate_rps is not None:
-            return f"rate-{self.rate_rps:g}"
-        return "closed" if self.replay_speed is None else f"speed-{self.replay_speed:g}"
-
-    def columns(self, natural_rate_rps: float | None) -> dict[str, Value]:
-        """Return the columns of the load; a rate that only the run can measure is None."""
-        columns: dict[str, Value] = {"rate_rps": self.rate_rps, "replay_speed": self.replay_speed}
-        if self.load_factor is not None:
-            columns["load_factor"] = self.load_factor
-        elif self.replay_speed is not None and natural_rate_rps is not None:
-            columns["rate_rps"] = round(natural_rate_rps * self.replay_speed, 9)
-        return columns
 
 
 @dataclass(frozen=True)

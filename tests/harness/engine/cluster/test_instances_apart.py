@@ -40,7 +40,10 @@ from slo_bench.workloads.workload import Workload
 
 PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
 STEP_TIME = step_time(PLACEMENT).model
-EAGER = {"rise": 0.02, "fall": 0.01, "large_gap": 0.05, "efficiency": 0.0, "control_every_s": 0.2}
+EAGER = {
+    "rise": 0.02, "fall": 0.01, "large_gap": 0.05, "efficiency": 0.0, "control_every_s": 0.2,
+    "benefit": "printed",
+}  # fmt: skip
 CLUSTERS = {
     "distserve": DistServe(prefill_instances=1, decode_instances=0),
     "distserve over a slow network": DistServe(2, 2, 0.5),

@@ -167,6 +167,7 @@ def test_tokens_are_unchanged_by_hand_over_to_decode_processes(
 
 
 EAGER = {
+    "benefit": "printed",
     "rise": 0.0,
     "fall": 0.0,
     "efficiency": 0.0,
