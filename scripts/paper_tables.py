@@ -59,11 +59,7 @@ import pandas as pd
 
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
-from slo_bench.harness.servers.launch.compatibility import (
-    BACKENDS,
-    compatibility_of,
-    limitation,
-)
+from slo_bench.harness.servers.launch.compatibility import compatibility_of, limitation
 from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels
@@ -468,19 +464,20 @@ def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
 
 def _backends_block(fields: Mapping[str, Any], results: Path) -> str:
     """Where each system runs; below the table what is left out there, or why it does not run."""
-    rows = []
+    rows, backends = [], list[str]()
     limited: dict[str, dict[str, list[str]]] = {}  # by reason and system: the backends
     for name in fields["systems"]:
         where = system(name)
-        marks = []
-        for backend, refusal in compatibility_of(where).items():
+        marks, refusals = [], compatibility_of(where)
+        backends = list(refusals)
+        for backend, refusal in refusals.items():
             reason = refusal or limitation(where, backend)
             marks.append("no" if refusal else "part" if reason else "yes")
             if reason:
                 limited.setdefault(reason, {}).setdefault(name, []).append(backend)
         rows.append((f"`{name}`", *marks))
     reasons = (f"- {_placed(systems)}: {reason}." for reason, systems in limited.items())
-    return "\n".join([*_markdown(("system", *BACKENDS), rows), "", *reasons])
+    return "\n".join([*_markdown(("system", *backends), rows), "", *reasons])
 
 
 def _placed(systems: Mapping[str, Sequence[str]]) -> str:

@@ -250,10 +250,13 @@ def truncated_text(cells: pd.DataFrame) -> str:
 
 
 def cut_answers_text(cells: pd.DataFrame) -> str:
-    """`slo-odbs cut 24 of 100 answers`: how many each system ended early; empty where none did."""
+    """`slo-odbs cut 24 of 100 answers`: how many each system, or variant of an experiment, ended
+    early; empty where none did.
+    """
+    named = "variant" if "variant" in cells else "system"
     cut = {
-        str(name): _counted(of_system, COUNT + ANSWERS_CUT, "answers")
-        for name, of_system in cells.groupby("system", sort=False)
+        str(name): _counted(named_cells, COUNT + ANSWERS_CUT, "answers")
+        for name, named_cells in cells.groupby(named, sort=False)
     }
     return ", ".join(f"{name} cut {text}" for name, text in cut.items() if text)
 

@@ -93,3 +93,5 @@ def test_systems_that_cut_answers_are_named_with_how_many():
     )
     assert cut_answers_text(cells) == "slo-odbs cut 30 of 200 answers"
     assert cut_answers_text(cells.drop(columns="count_answers_cut")) == ""
+    variants = cells.assign(variant=["UA", "fair", "UA", "fair"])
+    assert cut_answers_text(variants) == "UA cut 24 of 200 answers, fair cut 6 of 150 answers"

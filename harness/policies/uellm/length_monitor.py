@@ -35,7 +35,7 @@ class LengthMonitor:
     """What one instance has seen of predicted and true lengths; a policy's `new_state()`."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.finished = 0
         self.in_bucket = 0
         self.mispredicted: deque[Misprediction] = deque(maxlen=_QUEUED)
         self._true_tokens = [deque[int](maxlen=_REMEMBERED) for _ in BUCKET_EDGES]
@@ -44,7 +44,7 @@ class LengthMonitor:
     @property
     def bucket_accuracy(self) -> float:
         """Share of finished requests with the right predicted bucket; NaN before the first."""
-        return self.in_bucket / self.seen if self.seen else float("nan")
+        return self.in_bucket / self.finished if self.finished else float("nan")
 
     def expected_tokens(self, r: RequestState, view: View) -> int:
         """The predicted length, and twice what an answer already had where it began anew."""
@@ -78,7 +78,7 @@ class LengthMonitor:
         """`r` has finished: compare, correct, and queue it where it was mispredicted."""
         predicted, true = view.predict.output_tokens(r), view.emitted_tokens(r)
         bucket = bucket_of(predicted)
-        self.seen += 1
+        self.finished += 1
         lengths = self._true_tokens[bucket]
         lengths.append(true)
         self._reserve_tokens[bucket] = max(bucket_last_tokens(bucket), max(lengths))

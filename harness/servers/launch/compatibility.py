@@ -15,7 +15,6 @@ _ONE_MODEL = (
     "a server has one model; several on shared GPUs are simulated, and serve "
     f"{' or '.join(several_models(on_servers=True))} puts one queue before several servers"
 )
-BACKENDS = (SIMULATED, *SERVERS)
 
 
 def _on(kind: ServerKind, system: System) -> str:
