@@ -10,7 +10,9 @@ from typing import Any
 
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
-from ..workloads.parsing import parse_json
+from ..workloads.parsing import number, parse_json
+from .checkpoint_format import checkpoint_dtype, side_file
+from .config_fields import Fields
 from .families import FIELDS, Architecture, Family, ModelType, architecture_of, architectures
 from .model_spec import (
     Experts,
@@ -64,51 +66,7 @@ _HARMLESS = re.compile(
     r"attention_softmax_in_fp32|use_(flash|logn)_attn|layernorm_full_attention_.*"
 )
 _SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
-_INTEGERS = {"4": "int4", "8": "int8"}
-_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "FP4": "nvfp4"}
-
-
-class Fields:
-    """The fields of one file or entry, with errors that name the file, the entry and the field."""
-
-    def __init__(self, path: Path | str, fields: Mapping[str, Any], entry: str = "") -> None:
-        self.path = path
-        self.fields = fields
-        self.entry = entry
-
-    def fail(self, problem: str) -> FileFormatError:
-        return FileFormatError(
-            self.path, None, f"{self.entry}: {problem}" if self.entry else problem
-        )
-
-    def get(self, name: str) -> Any:
-        return self.fields.get(name)
-
-    def count(self, *names: str, default: int | None = None) -> int:
-        """The first of the fields `names` that is there; a whole number of at least one."""
-        for name in names:
-            value = self.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise self.fail(f"field {name!r} must be a whole number above 0 but is {value!r}")
-            return value
-        if default is None:
-            raise self.fail(f"field {' or '.join(map(repr, names))} is missing")
-        return default
-
-    def size(self, *names: str) -> int:
-        """As `count`, but 0 where no field says a number above 0."""
-        held = [name for name in names if self.get(name) not in (None, 0)]
-        return self.count(*held) if held else 0
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None and name not in self.fields:
-            return default
-        if not isinstance(value, bool):
-            raise self.fail(f"field {name!r} must be true or false but is {value!r}")
-        return value
+_STRETCHED = ("yarn", "deepseek_yarn", "linear", "dynamic")  # rotary positions, by a factor
 
 
 class _Config(Fields):
@@ -146,6 +104,9 @@ def read_model(path: Path) -> ModelSpec:
         raise FileFormatError(file, None, f"cannot be read: {error}") from None
     if not isinstance(fields, dict):
         raise FileFormatError(file, None, "must hold a JSON object")
+    beside = file.with_name("hf_quant_config.json")  # as ModelOpt writes it
+    if file.name == "config.json" and beside.exists() and "quantization_config" not in fields:
+        fields["quantization_config"] = side_file(beside)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return model_from_config(fields, name=name, path=file)
 
@@ -181,7 +142,7 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
         window=_window(config, layers, context_tokens),
         linear=_linear(config, layers),
         image_encoder_parameters=_image_encoder_parameters(whole, hidden),
-        checkpoint_dtype=_checkpoint_dtype(config),
+        checkpoint_dtype=checkpoint_dtype(config),
     )
     if heads % spec.kv_heads:
         raise config.fail(
@@ -256,45 +217,6 @@ def _refuse_unmodelled(config: _Config) -> None:
                 f"field {name!r} ({value!r:.60}) is not known, and may change sizes or times; "
                 "remove it if it does not"
             )
-
-
-def _checkpoint_dtype(config: Fields) -> str:
-    """The weight format that `quantization_config` describes; 16 bits without one."""
-    quantization = config.fields.get("quantization_config")
-    if not quantization:
-        return "bf16"
-    if not isinstance(quantization, dict):
-        raise config.fail(
-            f"field 'quantization_config' must be an object but is {quantization!r:.60}"
-        )
-    method = str(quantization.get("quant_method"))
-    groups = quantization.get("config_groups")
-    if isinstance(groups, dict) and groups:  # compressed-tensors, and ModelOpt's newer form
-        kinds = {_group_dtype(str(quantization.get("format")), group) for group in groups.values()}
-    elif method in ("awq", "gptq"):
-        kinds = {_INTEGERS.get(str(quantization.get("bits")))}
-    elif method == "modelopt":
-        kinds = {_MODELOPT.get(str(quantization.get("quant_algo")))}
-    else:
-        kinds = {method if method in ("fp8", "mxfp4") else None}
-    dtype = kinds.pop()
-    if kinds or dtype is None:
-        raise config.fail(
-            f"weights quantised by {method!r} like this (field 'quantization_config') are not "
-            "modelled yet; known: fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
-        )
-    return dtype
-
-
-def _group_dtype(form: str, group: Any) -> str | None:
-    """The format of the weights of one group of `config_groups`; None: not known."""
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict):
-        return None
-    bits = str(weights.get("num_bits"))
-    if weights.get("type") != "float":
-        return _INTEGERS.get(bits)
-    return {"8": "fp8", "4": "mxfp4" if "mxfp4" in form else "nvfp4"}.get(bits)
 
 
 def _refuse_other_types(config: _Config) -> None:
@@ -497,7 +419,22 @@ def _intermediate(config: _Config) -> int:
 
 
 def _context_tokens(config: _Config) -> int:
+    """The longest context, with rotary positions scaled where they are (`rope_scaling`): to the
+    factor's multiple of what they were trained on, or of all where the file does not say it.
+    """
     tokens, family = config.named("context_tokens"), config.family
+    scaling = config.fields.get("rope_scaling") or config.fields.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise config.fail(f"field 'rope_scaling' must be an object but is {scaling!r:.60}")
+    stretched = scaling.get("rope_type", scaling.get("type")) in _STRETCHED
+    # Gemma 3 counts scaled positions; so says vLLM, which leaves it out, too.
+    if stretched and not str(config.fields.get("model_type")).startswith("gemma3"):
+        scaled = Fields(config.path, scaling, "rope_scaling")
+        trained = scaled.count("original_max_position_embeddings", default=tokens)
+        factor = number(scaling.get("factor", 1.0))
+        if not 1 <= factor < 1e6:
+            raise config.fail(f"rope_scaling: factor must be a number from 1 on, not {factor!r}")
+        tokens = max(tokens, round(trained * factor))
     return (
         max(1, tokens - (family.traits.position_offset or 0))
         if family.offset_in_context

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
+from .config_fields import Fields
 from .dtypes import weight_dtype
 from .families import FAMILIES
-from .model_config import Fields, read_model
+from .model_config import read_model
 from .model_spec import (
     Experts,
     LatentAttention,

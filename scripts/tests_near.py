@@ -125,6 +125,8 @@ EXCEPTIONS = {
         "tests/harness/validation/replay/test_run_replay.py"
     ),
     "policy.py": "tests/test_public_api.py",
+    "predictors/checkpoint_format.py": "tests/predictors/test_experts.py",
+    "predictors/config_fields.py": "tests/predictors/test_published_configs.py",
     "predictors/lengths/stream.py": "tests/cli/test_predict_commands.py",
     "predictors/load_forecaster.py": "tests/harness/policies/*/test_forecast.py",
     "predictors/lora.py": "tests/harness/core/kv/test_adapter_slots.py",

@@ -105,6 +105,7 @@ def load_source(
     sessions: str | None = None,
     models: str | None = None,
     format: str | None = None,  # noqa: A002
+    columns: str | None = None,
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
     """Load a workload by a catalogue name, the path of a trace, `synthetic`, `synthetic(…)`,
@@ -120,6 +121,7 @@ def load_source(
         sessions: makes conversations of a catalogue's lengths (`parse_sessions`).
         models: the model of each request (`parse_models`).
         format: the format of a trace file, if it cannot be recognised (`readers.formats.FORMATS`).
+        columns: the file's names of a workload's columns (`readers.columns.parse_columns`).
         redraw_arrivals: draw arrivals for a trace that has its own, keeping its rows in order.
 
     Raises:
@@ -135,13 +137,14 @@ def load_source(
             "fleet(…) draws arrivals of its own, with the lengths of one catalogue workload: leave "
             "arrivals and sessions out; for a trace or a mix use zipf(…) or assign(…)"
         )
+    format_given = format or columns is not None
     if is_mix(text):
-        if prompt_tokens or output_tokens or sessions or format:
+        if prompt_tokens or output_tokens or sessions or format_given:
             raise SloBenchError("set lengths and sessions in the sources of a mix, not for the mix")
         return parse_mix(text, arrivals, choice)
     process = parse_arrivals(arrivals)
     if is_inline_spec(text):
-        if prompt_tokens or output_tokens or sessions or format:
+        if prompt_tokens or output_tokens or sessions or format_given:
             raise SloBenchError(f"{text} says its own lengths, and has no sessions and no format")
         return inline_source(parse_call(text), process, choice)
     talks = None if sessions is None else _talks(sessions)
@@ -161,7 +164,7 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
-        trace = read(text, format)
+        trace = read(text, format, columns)
         if isinstance(trace, RecordedTasks):
             return TaskSource(  # they begin by the arrival process; their starts are not used
                 name=Path(text).name,
@@ -173,6 +176,8 @@ def load_source(
                 block_size=trace.block_size,
             )
         return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
+    if columns is not None:
+        raise SloBenchError(f"columns are of a trace file, and {text} is a catalogue workload")
     entry = find(text)
     lengths = entry.lengths
     if prompt or output:

@@ -47,7 +47,7 @@ RATE = option("R", "Mean arrival rate, req/s.")
 REPLAY_SPEED = option("F", "Factor by which a trace is sped up.")
 _TAKEN = (
     *("requests", "duration_s", "seed", "slo", "arrivals", "prompt_tokens", "output_tokens"),
-    *("sessions", "models", "trace_format"),
+    *("sessions", "models", "trace_format", "trace_columns"),
 )
 _CHANGED = {
     "requests": {"help": "Number of requests."},
@@ -139,6 +139,7 @@ def _loaded(source: str, workload_options: Given) -> WorkloadSource:
         source,
         **{name: workload_options.value(name) for name in names},
         format=workload_options.value("trace_format"),
+        columns=workload_options.value("trace_columns"),
         redraw_arrivals="arrivals" in workload_options.settings,
     )
 

@@ -268,6 +268,9 @@ def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed,
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
         ({"quant_method": "gptq", "bits": 8}, "int8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "int4"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "int4"),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -285,6 +288,41 @@ def test_quantization_config_sets_the_weight_dtype(tmp_path, quantization, dtype
     assert placed_by_default.weight_dtype == dtype
     assert placed_by_default.weight_bytes_per_gpu == spec.weight_bytes(dtype)
     assert Placement(spec, gpu("h200-141g"), weight_dtype="bf16").weight_dtype == "bf16"
+
+
+def test_quantisation_beside_the_config_is_read(tmp_path):
+    folder = config(tmp_path, "qwen3-30b-a3b")
+    side = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
+    side.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
+    assert model(folder).checkpoint_dtype == "nvfp4"
+    side.write_text('{"quantization": {"quant_algo": "MIXED_PRECISION"}}')
+    with pytest.raises(FileFormatError, match="quantised by 'modelopt'"):
+        model(folder)
+    side.write_text('{"producer": {}}')
+    with pytest.raises(FileFormatError, match=r"object 'quantization'.*hf_quant_config\.json"):
+        model(folder)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "tokens"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"rope_type": "yarn", "factor": 2}, 81920),  # of all positions, which the file has
+        ({"rope_type": "linear", "factor": 2.0}, 81920),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40960),
+        ({"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 4096}, 40960),
+        ({"mrope_section": [24, 20, 20]}, 40960),
+    ],
+)
+def test_scaled_rotary_positions_set_the_context(tmp_path, scaling, tokens):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", rope_scaling=scaling))
+    assert spec.context_tokens == tokens
+
+
+@pytest.mark.parametrize("scaling", ["yarn", {"type": "yarn", "factor": "four"}])
+def test_rotary_scaling_that_cannot_be_read_is_refused(tmp_path, scaling):
+    with pytest.raises(FileFormatError, match="rope_scaling"):
+        model(config(tmp_path, "qwen3-30b-a3b", rope_scaling=scaling))
 
 
 def test_qwen2_has_sliding_windows_in_its_last_layers(tmp_path):

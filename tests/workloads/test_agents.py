@@ -193,7 +193,26 @@ def span(name, parent, start_s, end_s, operation, tokens=None):
     }
 
 
-def test_opentelemetry_spans_of_agents_are_read(tmp_path):
+# Names of the same in other conventions: of the kind of a span, its values, and of token counts.
+CONVENTIONS = {
+    "OpenTelemetry": {},
+    "OpenInference": {
+        "gen_ai.operation.name": "openinference.span.kind",
+        **{"chat": "LLM", "invoke_agent": "AGENT", "execute_tool": "TOOL"},
+        "gen_ai.usage.input_tokens": "llm.token_count.prompt",
+        "gen_ai.usage.output_tokens": "llm.token_count.completion",
+    },
+    "OpenLLMetry": {
+        "gen_ai.operation.name": "traceloop.span.kind",
+        **{"chat": "", "invoke_agent": "agent", "execute_tool": "tool"},
+        "gen_ai.usage.input_tokens": "llm.usage.prompt_tokens",
+        "gen_ai.usage.output_tokens": "llm.usage.completion_tokens",
+    },
+}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_opentelemetry_spans_of_agents_are_read(tmp_path, convention):
     spans = [
         span("main", "", 0, 20, "invoke_agent"),
         span("a", "main", 0, 2, "chat", (100, 20)),
@@ -205,7 +224,10 @@ def test_opentelemetry_spans_of_agents_are_read(tmp_path):
         span("b", "main", 10, 12, "chat", (160, 20)),
     ]
     path = tmp_path / "spans.jsonl"
-    path.write_text("\n".join(json.dumps(otlp([entry])) for entry in spans))
+    text = "\n".join(json.dumps(otlp([entry])) for entry in spans)
+    for name, other in CONVENTIONS[convention].items():
+        text = text.replace(f'"{name}"', f'"{other}"')
+    path.write_text(text)
     assert detect_format(path) == "otel"
     (steps,) = read(path).tasks
     rows = [(s.prompt_tokens, s.waits_for, round(s.delay_s, 6), s.kind) for s in steps]

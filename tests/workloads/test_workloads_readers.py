@@ -83,7 +83,10 @@ def test_trace_formats_are_recognised_and_begin_at_zero(
 
 def test_burstgpt_leaves_failed_requests_out_with_a_note(tmp_path):
     trace = read(stored(tmp_path, BURSTGPT))
-    assert trace.notes == ("1 of 3 requests with no output token left out",)
+    assert trace.notes == (
+        "1 of 3 requests with no output token left out",
+        "not used: Total tokens",
+    )
     assert [r.model for r in trace.workload] == ["ChatGPT", "GPT-4"]
     assert [r.class_name for r in trace.workload] == ["Conversation log"] * 2
 
@@ -146,7 +149,7 @@ def test_trace_of_lengths_has_no_arrivals(tmp_path):
     jsonl = '{"prompt_tokens": 5, "output_tokens": 6}\n{"prompt_tokens": 5, "output_tokens": 0}\n'
     trace = read(stored(tmp_path, jsonl))
     assert not trace.has_arrivals
-    assert trace.notes == ("1 of 2 rows with no output token left out",)
+    assert trace.notes == ("1 of 2 requests with no output token left out",)
 
 
 def test_sharegpt_takes_the_first_exchange(tmp_path):
@@ -170,6 +173,31 @@ def test_sharegpt_takes_the_first_exchange(tmp_path):
     assert "four characters" in trace.notes[1]
 
 
+def test_chats_are_read_in_every_form(tmp_path):
+    """System turns go before the prompt; a chat that the assistant begins has no first prompt."""
+    parts = [{"type": "text", "text": "What is 2 + 2?"}]
+    chats = [
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
+        {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "4"}]},
+        {
+            "conversations": [
+                {"from": "system", "value": "Be short."},
+                {"role": "user", "content": "Why?"},
+                {"from": "assistant", "value": "So."},
+            ]
+        },
+        {"conversations": [{"from": "gpt", "value": "Hello"}, {"from": "human", "value": "Hi"}]},
+    ]
+    texts = ["Hi", "What is 2 + 2?", "Be short.\nWhy?"]
+    array = read(stored(tmp_path, json.dumps(chats), "chats.json"))
+    one_a_line = read(stored(tmp_path, "".join(json.dumps(c) + "\n" for c in chats), "c.jsonl"))
+    lists = [next(iter(chat.values())) for chat in chats]
+    bare = read(stored(tmp_path, "".join(json.dumps(c) + "\n" for c in lists), "b.jsonl"))
+    for trace in (array, one_a_line, bare):
+        assert list(trace.workload.texts) == texts
+        assert trace.notes[0] == "1 of 4 entries without a first prompt and answer left out"
+
+
 def test_alpaca_joins_instruction_and_input(tmp_path):
     data = [{"instruction": "a" * 6, "input": "b" * 5, "output": "c" * 4}]
     path = stored(tmp_path, json.dumps(data, indent=1), "a.json")
@@ -187,6 +215,13 @@ def test_custom_prompts_have_vllms_default_output_length(tmp_path):
     assert trace.workload.prompt_tokens.tolist() == [2, 1]
     assert trace.workload.output_tokens.tolist() == [9, 256]
     assert any("256" in note for note in trace.notes)
+
+
+def test_prompts_with_completions_ask_for_as_much(tmp_path):
+    text = '{"prompt": "abcd", "completion": "12345678"}\n{"prompt": "abcd", "response": "1"}\n'
+    trace = read(stored(tmp_path, text))
+    assert trace.workload.output_tokens.tolist() == [2, 1]
+    assert trace.notes == ("token counts are approximate: four characters a token",)
 
 
 def test_longbench_task_has_its_output_limit(tmp_path):
@@ -210,8 +245,8 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         (H + "0,1,1\n-1,1,1\n", "arrival_s must be a number from 0 on but is '-1' .*line 3"),
         (H + "nan,1,1\n", "arrival_s .*'nan' .*line 2"),
         (H + "inf,1,1\n", "finite .*line 2"),
-        (H + "0,0,1\n", "prompt_tokens must be a number from 1 on but is '0' .*line 2"),
-        (H + "0,1,0\n", "output_tokens .*line 2"),
+        (H + "0,0,1\n", "must have a prompt token at least .*line 2"),
+        (H + "0,1,0\n", "no request in the trace has an output token .*line 2"),
         (H + "0,1.5,1\n", "whole number but is 1.5 .*line 2"),
         (H + "0,,1\n", "prompt_tokens must be a number but is '' .*line 2"),
         (H, "empty"),
@@ -269,6 +304,100 @@ def test_truncated_gzip_and_other_encodings_are_refused(tmp_path):
     latin.write_bytes((H + "0,1,1\n").encode() + b"\xff\xfe,1,1\n")
     with pytest.raises(FileFormatError, match="not UTF-8"):
         read(latin)
+
+
+@pytest.mark.parametrize(
+    ("text", "arrival_s", "note"),
+    [
+        ("timestamp,prompt_tokens,output_tokens\n0.5,9,1\n60,8,2\n", [0, 59.5], "timestamp (s)"),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n0,9,1\n4.3,8,2\n", [0, 4.3], "(s)"),
+        ("Arrival Time (ms),Input Tokens,Output Tokens\n5,9,1\n30,8,2\n", [0, 0.025], "(ms)"),
+        ("created_at,input_len,output_len\n1732000000123,9,1\n1732000001123,8,2\n", [0, 1], "(ms)"),
+        (
+            "ts,input_len,output_len\n1732000000000000001,9,1\n1732000000000000004,8,2\n",
+            [0, 3e-9],
+            "ts (ns)",
+        ),
+        (
+            "time,input_len,output_len\n2026-01-01T10:00:00+02:00,9,1\n2026-01-01T08:00:07Z,8,2\n",
+            [0, 7],
+            "time (dates)",
+        ),
+        (
+            "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+            "\n0,2,0,1,1,9,1\n1,2,0,3,1,8,2\n",
+            [0, 2],
+            "arrival_timestamp (s)",
+        ),
+        (
+            '{"input_toks": 9, "output_toks": 1, "arrival_time_ns": 46926808}\n'
+            '{"input_toks": 8, "output_toks": 2, "arrival_time_ns": 1046926808}\n',
+            [0, 1],
+            "arrival_time_ns (ns)",
+        ),
+        (
+            '{"startTime": "2026-02-01T00:00:00.5Z", "usage": {"prompt_tokens": 9, '
+            '"completion_tokens": 1}}\n{"startTime": "2026-02-01T00:00:01Z", "usage": '
+            '{"prompt_tokens": 8, "completion_tokens": 2}}\n',
+            [0, 0.5],
+            "startTime (dates)",
+        ),
+    ],
+)
+def test_columns_are_known_by_other_names_and_units(tmp_path, text, arrival_s, note):
+    trace = read(stored(tmp_path, text))
+    assert trace.has_arrivals
+    np.testing.assert_allclose(trace.workload.arrival_s, arrival_s, atol=1e-12)
+    assert trace.workload.prompt_tokens.tolist() == [9, 8]
+    assert trace.workload.output_tokens.tolist() == [1, 2]
+    assert any(line.startswith("arrival_s is ") and note in line for line in trace.notes)
+
+
+def test_columns_are_named_by_the_user(tmp_path):
+    text = "when,in,out,class,cost\n1000,9,1,a,2\n3000,8,2,b,2\n"
+    columns = "arrival_s=when:ms, prompt_tokens=in, output_tokens=out, class="
+    trace = read(stored(tmp_path, text), columns=columns)
+    assert trace.workload.arrival_s.tolist() == [0, 2]
+    assert trace.workload.class_names == ("",)
+    assert trace.notes[-1] == "not used: cost, class (left out)"
+    with pytest.raises(FileFormatError, match="the header lacks inn; it has when, in, out"):
+        read(stored(tmp_path, text), columns="prompt_tokens=inn")
+    for wrong in ("prompt_tokens", "arrival_s=a,arrival_s=b"):
+        with pytest.raises(SloBenchError, match="cannot read columns"):
+            read(stored(tmp_path, text), columns=wrong)
+    with pytest.raises(SloBenchError, match="azure"):
+        read(stored(tmp_path, AZURE), "azure", "arrival_s=TIMESTAMP")
+    with pytest.raises(SloBenchError, match="columns are of a trace file"):
+        load_source("azure-conv", columns="arrival_s=TIMESTAMP")
+
+
+def test_a_table_whose_times_cannot_be_found_is_refused(tmp_path):
+    text = "clock_time,prompt_tokens,output_tokens\n0,9,1\n7,8,2\n"
+    with pytest.raises(FileFormatError, match=r"'clock_time' looks like one: .*arrival_s=clock_ti"):
+        read(stored(tmp_path, text))
+    assert not read(stored(tmp_path, text), columns="arrival_s=").has_arrivals
+    lengths = "e2e_latency,ttft,prompt_tokens,output_tokens\n0,9,1,1\n"
+    trace = read(stored(tmp_path, lengths))
+    assert trace.notes == ("not used: e2e_latency, ttft",)
+
+
+def test_turns_of_a_mooncake_trace_follow_each_other(tmp_path):
+    text = (
+        '{"timestamp": 10, "session_id": "a", "input_length": 100, "output_length": 40}\n'
+        '{"session_id": "a", "delay": 50, "input_length": 220, "output_length": 30}\n'
+        '{"timestamp": 40, "session_id": "b", "input_length": 90, "output_length": 10}\n'
+    )
+    workload = read(stored(tmp_path, text)).workload
+    assert workload.arrival_s.tolist() == [0, 0, 0.03]
+    assert workload.follows.tolist() == [-1, 0, -1]
+    assert workload.think_s.tolist() == [0, 0.05, 0]
+    assert workload.session.tolist() == [0, 0, 1]
+    orphan = '{"session_id": "c", "input_length": 1, "output_length": 1}\n'
+    with pytest.raises(FileFormatError, match=r"no line before it .*line 4"):
+        read(stored(tmp_path, text + orphan))
+    bailian = '{"timestamp": 1, "chat_id": 3, "input_length": 1, "output_length": 1}\n'
+    with pytest.raises(FileFormatError, match="some lines have chat_id: give --format bailian"):
+        read(stored(tmp_path, text + bailian))
 
 
 def test_missing_files_folders_and_formats_are_refused(tmp_path):

@@ -277,7 +277,8 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
             )
     checked(settings.sampler, space.dimensions, len(aim.objectives))
     for workload in settings.confirm_workloads:
-        source(WorkloadSpec(workload, trace_format=experiment.trace_format))
+        reading = {n: getattr(experiment, n) for n in ("trace_format", "trace_columns")}
+        source(WorkloadSpec(workload, **reading))
     if settings.confirm_backend is not None:
         _check_backend(experiment, settings.confirm_backend)
     return Tuning(experiment, settings, aim, space)

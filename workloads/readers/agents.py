@@ -4,7 +4,8 @@
   a task with `block_size` and `requests`; a request has `t` (s from the task's start), `in`, `out`,
   `hash_ids` and, in newer files, `api_time` (s); one of type `subagent` has `requests` of its own.
 - OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), as OTLP/JSON:
-  spans with `gen_ai.usage.input_tokens` (vLLM's own: `prompt_tokens`) are requests, `invoke_agent`
+  spans with `gen_ai.usage.input_tokens` (vLLM's own: `prompt_tokens`; OpenInference's:
+  `llm.token_count.prompt`; OpenLLMetry's: `llm.usage.prompt_tokens`) are requests, `invoke_agent`
   spans are agents, nested by parent id; a trace is a task. Where each is one request, as a server
   writes them, they are a trace of requests with the times at which they began.
 
@@ -34,9 +35,17 @@ from .table_reader import FileTable, Kept, WorkloadTrace, in_order, lines
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
 _TOKENS = {
-    "in": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-    "out": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    "in": (
+        *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+        *("llm.token_count.prompt", "llm.usage.prompt_tokens"),
+    ),
+    "out": (
+        *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+        *("llm.token_count.completion", "llm.usage.completion_tokens"),
+    ),
 }
+# What OpenInference and OpenLLMetry call kinds of spans, in OpenTelemetry's words.
+_KINDS = {"llm": "chat", "agent": "invoke_agent", "workflow": "invoke_workflow"}
 _CONTEXT_BITS = 24  # of a block's number in a task: above them its context
 
 
@@ -265,7 +274,11 @@ class _Span:
 
     @property
     def operation(self) -> str:
-        return str(self.attributes.get("gen_ai.operation.name", ""))
+        """OpenTelemetry's name of the operation; that of another convention's kind, or empty."""
+        kinds = ("openinference.span.kind", "traceloop.span.kind")
+        kind = next((str(self.attributes[key]) for key in kinds if key in self.attributes), "")
+        named = self.attributes.get("gen_ai.operation.name")
+        return str(named or _KINDS.get(kind.lower(), kind.lower()))
 
 
 def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:

@@ -11,7 +11,7 @@ import io
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from ..errors import FileFormatError, SloBenchError
 from ..input_files import check_input, open_bounded
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
+
+NAMED_COLUMNS = 6  # of those that are not used
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -62,17 +64,31 @@ def lines(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class FileTable:
-    """Columns of a file as they were read, with the line each row began on."""
+    """Columns of a file as they were read, with the line each row began on.
+
+    `unread` are keys of the file that have no column here; `used` the columns that a reader took.
+    """
 
     path: Path
     columns: dict[str, list[Any]]
     line: list[int]
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    used: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.line)
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
+
+    def unused(self) -> tuple[str, ...]:
+        """A note on what was not used, if anything was not."""
+        names = [*(name for name in self.columns if name not in self.used), *self.unread]
+        if not names:
+            return ()
+        more = f" and {len(names) - NAMED_COLUMNS} more" if len(names) > NAMED_COLUMNS else ""
+        return (f"not used: {', '.join(names[:NAMED_COLUMNS])}{more}",)
 
     def fail(self, row: int, problem: str) -> FileFormatError:
         """Error for a row, with its place."""
@@ -85,7 +101,9 @@ class FileTable:
             FileFormatError: the file has no such column.
         """
         if name not in self.columns:
-            raise FileFormatError(self.path, 1, f"the header lacks {name}")
+            has = f"{', '.join(self.columns)[:80]}"
+            raise FileFormatError(self.path, 1, f"the header lacks {name}; it has {has}")
+        self.used.add(name)
         return self.columns[name]
 
     def floats(self, name: str, low: float = 0.0, empty: float | None = None) -> Floats:
@@ -221,6 +239,7 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
         FileFormatError: a line is no JSON object or lacks a key, or there is none.
     """
     columns: dict[str, list[Any]] = {key: [] for key in (*required, *optional)}
+    unread: dict[str, None] = {}
     numbers: list[int] = []
     for number, text in enumerate(lines(path), 1):
         if text.isspace():
@@ -232,10 +251,42 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
             columns[key].append(row[key])
         for key in optional:
             columns[key].append(row.get(key))
+        if row.keys() - columns.keys():
+            unread |= dict.fromkeys(key for key in row if key not in columns)
         numbers.append(number)
     if not numbers:
         raise FileFormatError(path, None, "the trace is empty; it needs a JSON object at least")
-    return FileTable(path, columns, numbers)
+    table = FileTable(path, columns, numbers, tuple(unread))
+    table.used.update(key for key in optional if not any(columns[key]))  # it is not there
+    return table
+
+
+def read_flat_jsonl(path: Path) -> FileTable:
+    """All keys of a file with a JSON object a line, those of inner objects as `usage.tokens`; None
+    where an object lacks one.
+
+    Raises:
+        FileFormatError: a line is no JSON object, or there is none.
+    """
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for number, text in enumerate(lines(path), 1):
+        if not text.isspace():
+            rows.append(flat(parse_object(path, number, text)))
+            numbers.append(number)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return FileTable(path, {name: [row.get(name) for row in rows] for name in names}, numbers)
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with the keys of inner objects as `usage.tokens`."""
+    plain: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict) and value:
+            plain |= {f"{key}.{inner}": cell for inner, cell in flat(value).items()}
+        else:
+            plain[key] = value
+    return plain
 
 
 def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:
@@ -312,6 +363,7 @@ def in_order(
         raise table.fail(int(order[-1]), too_late(span_s))
     if (np.diff(order) < 0).any():
         notes = (*notes, "the rows were not in order of arrival and have been sorted")
+    notes = (*table.notes, *notes, *table.unused())
     picked = {name: _picked(value, order) for name, value in values.items()}
     if "follows" in values:
         where = np.full(len(arrival_s) + 1, -1, dtype=np.int64)

@@ -7,6 +7,8 @@ for English (https://help.openai.com/en/articles/4936856). A row that has `promp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,13 @@ from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
 from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
 from ..workload import Workload
-from .table_reader import FileTable, WorkloadTrace, lines, read_jsonl
+from .table_reader import FileTable, WorkloadTrace, lines, parse_object, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
+_CONVERSATION = ("conversations", "messages")
+_SYSTEM, _HUMAN = ("system", "developer"), ("human", "user")
+_ANSWERS = ("completion", "response")
 CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
 
 
@@ -79,10 +84,11 @@ class _Rows:
 
 
 def read_json_array(path: Path) -> WorkloadTrace:
-    """Read ShareGPT (`conversations`) or Alpaca (`instruction`, `input`, `output`).
+    """Read ShareGPT, chats or Alpaca, a JSON array of objects.
 
-    Of a conversation the first message of the human and its answer are taken, as vLLM and
-    SGLang do; conversations without both are left out, and so are empty answers.
+    Of a conversation ("conversations" or "messages") the first message of the human and its answer
+    are taken, as vLLM and SGLang do, with the system message before them; conversations without
+    both are left out, and so are empty answers.
 
     Raises:
         FileFormatError: the file is no JSON array of such objects, or has no exchange.
@@ -90,81 +96,133 @@ def read_json_array(path: Path) -> WorkloadTrace:
     try:
         data = parse_json("".join(lines(path)))
     except JSONDecodeError as error:
+        if error.msg == "Extra data":  # a list of messages a line
+            return read_conversations(path)
         raise FileFormatError(path, error.lineno, f"not readable as JSON: {error.msg}") from error
     if not isinstance(data, list):
         raise FileFormatError(path, 1, "expected a JSON array of conversations")
+    return _exchanges(path, [(f"element {index}", item) for index, item in enumerate(data)])
+
+
+def read_conversations(path: Path) -> WorkloadTrace:
+    """Read ShareGPT or chats, a JSON object or a list of messages a line, as `read_json_array`
+    does.
+
+    Raises:
+        FileFormatError: a line is no such object, or none has an exchange.
+    """
+    rows = []
+    for number, text in enumerate(lines(path), 1):
+        if text.lstrip().startswith("["):
+            text = f'{{"messages": {text}}}'
+        if not text.isspace():
+            rows.append((f"line {number}", parse_object(path, number, text)))
+    return _exchanges(path, rows)
+
+
+def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
     rows = _Rows()
-    for index, item in enumerate(data):
-        if not isinstance(item, dict) or not ("conversations" in item or "instruction" in item):
+    for place, item in items:
+        key = next((key for key in (*_CONVERSATION, "instruction") if _has(item, key)), None)
+        if key is None:
             raise FileFormatError(
-                path, None, f"element {index} has neither 'conversations' nor 'instruction'"
+                path, None, f"{place} has neither 'conversations' nor 'messages' nor 'instruction'"
             )
-        if "instruction" in item:
-            parts = [item["instruction"], item.get("input")]
-            if not all(text is None or isinstance(text, str) for text in parts):
-                raise FileFormatError(
-                    path, None, f"element {index}: instruction and input are texts"
-                )
-            prompt = "\n".join(text for text in parts if text)
-            if prompt and item.get("output"):
-                _check_counts(path, index, item)
-                rows.add(item, prompt, str(item["output"]))
-            continue
-        messages = item["conversations"]
-        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-            raise FileFormatError(
-                path, None, f"element {index}: conversations must be a list of objects"
-            )
-        if len(messages) < 2 or messages[0].get("from") not in ("human", "user"):
-            continue
-        prompt, answer = messages[0].get("value"), messages[1].get("value")
-        if not all(text is None or isinstance(text, str) for text in (prompt, answer)):
-            raise FileFormatError(path, None, f"element {index}: the value of a message is a text")
+        exchange = _alpaca if key == "instruction" else _first_exchange
+        try:
+            prompt, answer = exchange(item, key)
+        except ValueError as error:
+            raise FileFormatError(path, None, f"{place}: {error}") from None
         if prompt and answer:
-            _check_counts(path, index, item)
+            _check_counts(path, place, item)
             rows.add(item, prompt, answer)
     if not rows.texts:
         raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
-    left_out = len(data) - len(rows.texts)
-    note = f"{left_out} of {len(data)} entries without a first prompt and answer left out"
+    left_out = len(items) - len(rows.texts)
+    note = f"{left_out} of {len(items)} entries without a first prompt and answer left out"
     return rows.trace(path, (note,) if left_out else ())
 
 
-def _check_counts(path: Path, index: int, item: dict[str, Any]) -> None:
+def _has(item: Any, key: str) -> bool:
+    return isinstance(item, dict) and key in item
+
+
+def _alpaca(item: dict[str, Any], key: str) -> tuple[str, str]:
+    parts = [item[key], item.get("input")]
+    if not all(text is None or isinstance(text, str) for text in parts):
+        raise ValueError("instruction and input are texts")
+    return "\n".join(text for text in parts if text), str(item.get("output") or "")
+
+
+def _first_exchange(item: dict[str, Any], key: str) -> tuple[str, str]:
+    """The first prompt, with the system messages before it, and its answer; else empty texts."""
+    messages = item[key]
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise ValueError(f"{key} must be a list of objects")
+    before: list[str] = []
+    for message, answer in pairwise(messages):
+        speaker = str(message.get("from", message.get("role", ""))).lower()
+        text = _text(message)
+        if speaker in _SYSTEM:
+            before.append(text)
+        elif speaker in _HUMAN:
+            return "\n".join(filter(None, (*before, text))) if text else "", _text(answer)
+        else:
+            break
+    return "", ""
+
+
+def _text(message: dict[str, Any]) -> str:
+    """The text of a message, which may be in parts."""
+    content = message.get("value", message.get("content"))
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    if content is not None and not isinstance(content, str):
+        raise ValueError("the value of a message is a text")
+    return content or ""
+
+
+def _check_counts(path: Path, place: str, item: dict[str, Any]) -> None:
     for key in ("prompt_tokens", "output_tokens"):
         value = item.get(key)
         if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
             raise FileFormatError(
-                path, None, f"element {index}: {key} must be a whole number but is {value!r:.40}"
+                path, None, f"{place}: {key} must be a whole number but is {value!r:.40}"
             )
 
 
 def read_custom_jsonl(path: Path) -> WorkloadTrace:
     """Read vLLM's custom data set: `{"prompt": …, "output_tokens": …}` a line.
 
-    Without `output_tokens` a row asks for 256, vLLM's default. `body` and `images` are fields of
+    Without `output_tokens` a row asks for what its `completion` or `response` takes; without these
+    for 256, vLLM's default. `body` and `images` are fields of
     the request alone (`request_bodies`).
 
     Raises:
         FileFormatError: a line cannot be read.
     """
     extras = ("body", IMAGES)
-    table = read_jsonl(path, ("prompt",), ("prompt_tokens", "output_tokens", *extras))
+    counted = ("prompt_tokens", "output_tokens")
+    table = read_jsonl(path, ("prompt",), (*counted, *extras, *_ANSWERS))
     rows = _Rows()
     assumed = 0
+    table.used.update(table.columns)
     for row, prompt in enumerate(table.columns["prompt"]):
         if not isinstance(prompt, str) or not prompt:
             raise table.fail(row, f"prompt must be a text but is {prompt!r}")
-        counts = {key: table.columns[key][row] for key in ("prompt_tokens", "output_tokens")}
+        counts = {key: table.columns[key][row] for key in counted}
+        answers = [table.columns[key][row] for key in _ANSWERS]
+        answer = next((text for text in answers if isinstance(text, str) and text), None)
         for key, value in counts.items():
             if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
                 raise table.fail(
                     row, f"{key} must be a whole number from 1 on but is {value!r:.40}"
                 )
-        assumed += counts["output_tokens"] is None
-        rows.add(counts, prompt, CUSTOM_OUTPUT_TOKENS, _body(table, row))
+        assumed += counts["output_tokens"] is None and answer is None
+        rows.add(counts, prompt, answer or CUSTOM_OUTPUT_TOKENS, _body(table, row))
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
-    return rows.trace(path, (note,) if assumed else ())
+    return rows.trace(path, (*((note,) if assumed else ()), *table.unused()))
 
 
 def _body(table: FileTable, row: int) -> Body | None:
@@ -210,26 +268,3 @@ def read_longbench(path: Path) -> WorkloadTrace:
             raise table.fail(row, "each line needs a context or an input, and a list of answers")
         rows.add({}, prompt, str(answers[0]))
     return rows.trace(path, ())
-
-
-def read_lengths_jsonl(path: Path) -> WorkloadTrace:
-    """Read `prompt_tokens` and `output_tokens` a line, without arrivals.
-
-    Raises:
-        FileFormatError: a line cannot be read.
-    """
-    table: FileTable = read_jsonl(path, ("prompt_tokens", "output_tokens"))
-    prompt_tokens = table.ints("prompt_tokens", low=1)
-    output_tokens = table.ints("output_tokens")
-    rows = np.flatnonzero(output_tokens > 0)
-    if not len(rows):
-        raise table.fail(0, "no request has an output token")
-    dropped = len(table) - len(rows)
-    workload = Workload(
-        arrival_s=np.zeros(len(rows)),
-        prompt_tokens=prompt_tokens[rows],
-        output_tokens=output_tokens[rows],
-        name=path.name,
-    )
-    note = f"{dropped} of {len(table)} rows with no output token left out"
-    return WorkloadTrace(workload, (note,) if dropped else (), has_arrivals=False)

@@ -190,6 +190,14 @@ class ExperimentSchema(BaseModel):
         complete="formats",
         part="source",
     )
+    trace_columns: str | None = setting(
+        ARRIVES_MORE,
+        "A trace file's names of a workload's columns, as in arrival_s=timestamp:ms,"
+        "prompt_tokens=usage.prompt_tokens. Default: by their names.",
+        option="--columns",
+        metavar="COLUMN=NAME[:UNIT],…",
+        part="source",
+    )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
         "Offered rates in requests per second. Default: a ladder around the estimated capacity.",

@@ -373,6 +373,7 @@ def source(spec: WorkloadSpec) -> WorkloadSource:
         sessions=spec.sessions,
         models=spec.models,
         format=spec.trace_format,
+        columns=spec.trace_columns,
         redraw_arrivals=spec.redraw_arrivals,
     )
 

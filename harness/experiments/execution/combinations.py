@@ -182,7 +182,8 @@ def _workload(values: Mapping[str, Any], experiment: ExperimentSchema) -> Worklo
     if values["adapters"] is not None and values["max_loras"] is None:
         raise SloBenchError("adapters need slots: give max_loras, for example 8")
     models = values["models"] if values["adapters"] is None else values["adapters"]
-    settings = {**values, "models": models, "trace_format": experiment.trace_format}
+    settings = {**values, "models": models}
+    settings |= {name: getattr(experiment, name) for name in ("trace_format", "trace_columns")}
     return WorkloadSpec.of(settings)
 
 

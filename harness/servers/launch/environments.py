@@ -336,8 +336,6 @@ class _Installer:
     def add(self, step: InstallStep, without: Sequence[str]) -> None:
         flags: list[str | Path] = [] if step.dependencies else ["--no-deps"]
         index = step.index and os.environ.get(TORCH_INDEX_VARIABLE, step.index)
-        if index:
-            flags += ["--extra-index-url", index]
         if self._uv:
             if without:
                 overrides = self._path / "overrides.txt"
@@ -346,10 +344,17 @@ class _Installer:
                 flags += ["--overrides", overrides]
             # A version with +cpu is on one index only: look at all of them.
             flags += ["--index-strategy", "unsafe-best-match", "--python", self._python]
-            self._run([self._uv, "pip", "install", *flags, *step.packages])
-        else:
+            command = [self._uv, "pip", "install", *step.packages, *flags]
             if index:
-                flags += ["--retries", "1"]  # of an index that cannot be reached, do without
+                try:
+                    self._run([*command, "--extra-index-url", index])
+                    return
+                except SloBenchError:
+                    self.say(f"once more without {index}")
+            self._run(command)
+        else:
+            if index:  # --retries: of an index that cannot be reached, do without
+                flags += ["--extra-index-url", index, "--retries", "1"]
             pip = ["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
             self._run([self._python, *pip, *flags, *step.packages])
 

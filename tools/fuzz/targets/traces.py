@@ -20,6 +20,8 @@ _JSON_LINE = {
     "jsonl": {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 3, "hash_ids": [7, 8]},
     "custom": {"prompt": "Why?", "output_tokens": 3, "prompt_tokens": 2},
     "longbench": {"context": "Long.", "input": "Why?", "answers": ["So."]},
+    "conversations": {"conversations": [{"from": "human", "value": "Hi"}, {"value": "Ho"}]},
+    "messages": {"messages": [{"role": "user", "content": "Hi"}, {"content": [{"text": "Ho"}]}]},
     "lengths-jsonl": {"prompt_tokens": 3, "output_tokens": 4},
 }
 _SPAN = {
@@ -34,6 +36,8 @@ TRACES = {
     b"2023-11-16 18:17:04.0319600,396,109\n",
     "burstgpt": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     b"5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n",
+    "splitwise": b"request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,"
+    b"token_size\n0,2,0,1,1,4096,32\n1,2,0,3.5,1,2048,8\n",
     "csv": b"arrival_s,prompt_tokens,output_tokens,class,session,follows,think_s,ttft_slo_s,"
     b"prefix_blocks,prefix_block_size,priority,request_type,num_inputs,model\n"
     b"0,64,4,a,1,-1,0,1.5,0-3,16,0,generate,1,m\n1.5,20,5,b,1,0,2,,0 9,16,1,embed,2,n\n",

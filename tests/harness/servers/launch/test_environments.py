@@ -81,6 +81,21 @@ def test_install_adds_packages_to_a_new_or_found_environment(monkeypatch):
     assert added == [("server",), ("more",), ("another",)]
 
 
+def test_uv_does_without_an_index_that_it_cannot_reach(monkeypatch, tmp_path):
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\necho "uv got $*"\ncase "$*" in *nowhere*) exit 2;; esac\n')
+    uv.chmod(0o755)
+    monkeypatch.setattr(environments.shutil, "which", lambda name: str(uv))
+    installer = environments._Installer(tmp_path / "env", sys.executable, lambda line: None)
+    installer.make()
+    step = InstallStep(("torch==2.0+cpu",), index="https://nowhere.invalid/cpu")
+    installer.add(step, [])
+    lines = installer._log.read_text().splitlines()
+    calls = [line for line in lines if line.startswith("uv got")]
+    assert ["nowhere" in call for call in calls] == [True, False]
+    assert all("torch==2.0+cpu" in call for call in calls)
+
+
 def test_failing_extra_package_keeps_the_server_installed():
     with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
         environments.install(kind(), "cpu", packages=["nothing"])

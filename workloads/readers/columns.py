@@ -1,0 +1,192 @@
+"""Which column of a table holds arrivals and token counts, by its name or by the user's word.
+
+Names are compared in lower case, with every run of other characters as `_`, and without what comes
+before `usage`: `usage.prompt_tokens`, `num_prefill_tokens` (Vidur), `input_toks` (LLMServingSim),
+`tokens_prompt` (OpenRouter). A name that ends in a unit of time says the unit; else numbers as
+large as times since 1970 say it (1.7e9 s, 1.7e12 ms, …), and others are seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import numpy as np
+
+from ..arrays import Floats
+from ..errors import FileFormatError, SloBenchError
+from .table_reader import FileTable
+
+ARRIVAL, PROMPT, OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of a second
+_SPELT = {"sec": "s", "seconds": "s", "millis": "ms", "milliseconds": "ms", "nanos": "ns"}
+_EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}  # no earlier time since 1970 is so large in the next
+
+# The first of them that a table has is taken.
+_NAMES = {
+    ARRIVAL: "arrival arrived_at arrival_time arrival_timestamp timestamp request_time start_time "
+    "started_at start created_at created sent_at send_time datetime date_time time ts",
+    PROMPT: "input_tokens num_prefill_tokens num_prompt_tokens num_input_tokens prefill_tokens "
+    "prompt_token_count input_token_count tokens_prompt tokens_in input_toks context_tokens "
+    "request_tokens prompt_size input_size prompt_length input_length prompt_len input_len",
+    OUTPUT: "completion_tokens generated_tokens num_decode_tokens num_output_tokens "
+    "num_completion_tokens num_generated_tokens decode_tokens candidates_token_count "
+    "output_token_count tokens_completion tokens_out output_toks response_tokens token_size "
+    "output_size output_length completion_length response_length output_len completion_len",
+}
+_SYNONYMS = {role: (role, *names.split()) for role, names in _NAMES.items()}
+_OF_TIME = {"time", "timestamp", "ts", "date", "datetime", "arrival", "arrived", "created"} | {
+    *("submitted", "received", "issued", "queued", "sent", "start", "started", "begin", "at")
+}
+_NOT_OF_ARRIVAL = {"latency", "elapsed", "duration", "ttft", "tpot", "itl", "e2e", "first"} | {
+    *("last", "end", "ended", "finish", "finished", "completed", "done", "per", "total", "think"),
+    *("limit", "timeout", "slo", "deadline", "token", "updated", "zone", "wait", "inter"),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file, and the unit of its times; no name: it is left unread."""
+
+    name: str
+    unit: str = ""
+
+
+def parse_columns(text: str | None) -> dict[str, Column]:
+    """Read `arrival_s=timestamp:ms,prompt_tokens=usage.prompt_tokens,class=`: the file's column of
+    each column of a workload; nothing after `=` leaves it unread.
+
+    Raises:
+        SloBenchError: it has another form, or names a column twice.
+    """
+    mapping: dict[str, Column] = {}
+    for part in filter(str.strip, (text or "").split(",")):
+        role, equals, name = (word.strip() for word in part.partition("="))
+        head, colon, unit = name.rpartition(":")
+        if not equals or not role or role in mapping:
+            raise SloBenchError(
+                f"cannot read columns {text!r}; write arrival_s=timestamp:ms,"
+                "prompt_tokens=usage.prompt_tokens (units: s, ms, us, ns), each once"
+            )
+        if colon and unit in UNITS:
+            mapping[role] = Column(head, unit)
+        else:
+            mapping[role] = Column(name)
+    return mapping
+
+
+def words(name: str) -> str:
+    """A name as it is compared: "ContextTokens" and "Context tokens" are alike."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_")
+    return plain.rpartition("usage_")[2] or plain
+
+
+def _unit(plain: str) -> tuple[str, str]:
+    """A compared name without the unit at its end, and the unit."""
+    head, _, end = plain.rpartition("_")
+    end = _SPELT.get(end, end)
+    return (head, end) if head and end in UNITS else (plain, "")
+
+
+def roles(names: Iterable[str]) -> dict[str, Column]:
+    """The columns that hold arrivals and tokens, by their names alone."""
+    compared: dict[str, Column] = {}
+    for name in names:
+        plain = words(name)
+        compared.setdefault(plain, Column(name))
+        head, unit = _unit(plain)
+        if unit:
+            compared.setdefault(head, Column(name, unit))
+    by_role: dict[str, Column] = {}
+    for role, synonyms in _SYNONYMS.items():
+        column = next((compared[name] for name in synonyms if name in compared), None)
+        if column is not None:
+            by_role[role] = column
+    return by_role
+
+
+def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
+    """The table with the names of a workload's columns, and arrivals in seconds from the first.
+
+    Raises:
+        FileFormatError: the file lacks a column of `mapping`, or has none of arrivals that is known
+            and one that looks like it.
+    """
+    chosen = {**roles(table.columns), **mapping}
+    columns = {name: cells for name, cells in table.columns.items() if name not in mapping}
+    notes = []
+    for role, column in chosen.items():
+        if not column.name:
+            if role in table.columns:
+                columns[f"{role} (left out)"] = table.columns[role]
+            continue
+        cells = table.cells(column.name)
+        if column.name != role:
+            columns.pop(column.name, None)
+            notes.append(f"{role} is {column.name}")
+        columns[role] = cells
+    if ARRIVAL in columns:
+        arrivals = chosen[ARRIVAL]
+        seconds, unit = _seconds(table, arrivals)
+        columns[ARRIVAL] = list(seconds)
+        if arrivals.name != ARRIVAL:
+            notes[:] = [f"{n} ({unit})" if n.startswith(ARRIVAL) else n for n in notes]
+    elif ARRIVAL not in mapping:
+        for name in table.columns:
+            parts = {*words(name).split("_")}
+            if parts & _OF_TIME and not parts & _NOT_OF_ARRIVAL:
+                raise FileFormatError(
+                    table.path,
+                    1,
+                    f"no column of arrivals is known, but {name!r} looks like one: give --columns "
+                    f"arrival_s={name} (seconds; {name}:ms for milliseconds), or --columns "
+                    "arrival_s= to draw arrivals",
+                )
+    return replace(table, columns=columns, notes=tuple(notes))
+
+
+def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
+    """Times in seconds, and the unit in which they stand in the file."""
+    cells = table.cells(column.name)
+    if column.name == ARRIVAL and not column.unit:  # as we write it
+        return table.floats(ARRIVAL), "s"
+    try:
+        values = np.array(cells, dtype=np.float64)
+        if values.ndim != 1:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        return _moments_s(table, column.name), "dates"
+    values = table.floats(column.name)
+    largest = float(values.max())
+    unit = column.unit or next((unit for unit, low in _EPOCH.items() if largest >= low), "s")
+    # Integers of nanoseconds lose their last digits as floats: subtract before.
+    if largest > 2**53 and all(str(cell).strip().isdigit() for cell in cells):
+        first = min(map(int, cells))
+        values = np.array([int(cell) - first for cell in cells], dtype=np.float64)
+    elif largest >= 1e9:
+        values = values - values.min()
+    return values / UNITS[unit], unit
+
+
+def _moments_s(table: FileTable, name: str) -> Floats:
+    """Dates and times, in UTC or with their zone, as seconds from the earliest."""
+    try:
+        seconds = table.times_s(name)
+    except (FileFormatError, AttributeError):
+        stamps = []
+        for row, cell in enumerate(table.cells(name)):
+            try:
+                moment = datetime.fromisoformat(str(cell).strip())
+            except ValueError:
+                raise table.fail(row, f"{name} must be a time but is {cell!r:.40}") from None
+            stamps.append(moment.timestamp() if moment.tzinfo else _as_utc(moment))
+        seconds = np.array(stamps)
+    since: Floats = seconds - seconds.min()
+    return since
+
+
+def _as_utc(moment: datetime) -> float:
+    return (moment - datetime(1970, 1, 1)).total_seconds()
