@@ -10,7 +10,8 @@ option that repeats a block, and a line for each level. Levels whose client was 
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
-of the experiment that `FITTED_BY` names. Experiments of `ROUNDS` are run so often, into DIR/NAME-2
+of the experiment that `FITTED_BY` names. Several models (`WOKEN`) are simulated with the measured
+time of a wake-up, and with the TPOT of the last system as the time of a step. Experiments of `ROUNDS` are run so often, into DIR/NAME-2
 and so on without validation and with the systems in reverse order every second time: other work on
 the machine then falls on all of them.
 """
@@ -39,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
 KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
 MODEL, ENCODER = "models/tiny", "models/encoder"
+MODELS = {"models/a": "4m", "models/b": "4m", "models/c": "8m"}
 _BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _HEADS = (
     "system",
@@ -118,6 +120,17 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24", "--instances", "2"),
         *("--system", "vllm", "--rates", "1,2", "--slo", "ttft=2,tpot=0.1", "--validate"),
     ),
+    "prism-models": (
+        *("--backend", "vllm", "--model", MODEL, "--gpus", "2", "--gpu", "a10", "--seeds", "1"),
+        *("--models", f"fleet({', '.join(MODELS)}, exponent=0.3, active_s=120, idle_s=120)"),
+        *("--sweep", "memory_share=0.0506", "--server-arg=--max-model-len=512"),
+        *("--system", "prism", "--sweep", "prism.max_num_batched_tokens=8192"),
+        *("--system", "static-partition"),
+        *("--sweep", "static-partition.max_num_batched_tokens=8192"),
+        *("--workload", "sharegpt", "--requests", "60", "--rates", "0.25", "--slo", "ttft=10"),
+        *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
+        *("--startup-timeout", "900"),
+    ),
     "ascendra": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24"),
         *("--system", "ascendra", "--sweep", "ascendra.n_lp=1", "--sweep", "ascendra.n_hp=1"),
@@ -126,6 +139,7 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
 ROUNDS = {"uellm-at-once": 3}
+WOKEN = ("prism-models",)
 _STEP_S = 0.05  # of the column that compares systems by steps
 _ROUND_HEADS = (
     "system",

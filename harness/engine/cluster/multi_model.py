@@ -96,15 +96,10 @@ class SharedGpuCluster(PlacedModels[SharedGpuInstance]):
         return ready_s
 
     def _made_instance(
-        self,
-        model: ServedModel,
-        gpus: Gpus,
-        kv_manager: PooledKVCacheManager,
-        ready_s: float,
-        kind: Callable[..., SharedGpuInstance] = SharedGpuInstance,
+        self, model: ServedModel, gpus: Gpus, kv_manager: PooledKVCacheManager, ready_s: float
     ) -> SharedGpuInstance:
-        return kind(
-            model.index,
+        return self._new_instance(
+            model,
             gpus,
             model.weight_pages,
             kv_manager,
@@ -113,6 +108,11 @@ class SharedGpuCluster(PlacedModels[SharedGpuInstance]):
             ready_s=ready_s,
             sample_s=self._sample_s,
         )
+
+    def _new_instance(
+        self, model: ServedModel, gpus: Gpus, *args: Any, **kwargs: Any
+    ) -> SharedGpuInstance:
+        return SharedGpuInstance(model.index, gpus, *args, **kwargs)
 
     def _removed(self, model_instance: SharedGpuInstance) -> None:
         model_instance.instance.free_finished()

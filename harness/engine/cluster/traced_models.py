@@ -47,10 +47,11 @@ class TracedSharedGpuCluster(SharedGpuCluster):
         super().__init__(*args, **kwargs)
         self.counters = TracedCounters(self.counters, lambda: self.now_s, trace.acts)
 
-    def _made_instance(self, model: ServedModel, gpus: Gpus, *args: Any) -> SharedGpuInstance:
+    def _new_instance(
+        self, model: ServedModel, gpus: Gpus, *args: Any, **kwargs: Any
+    ) -> SharedGpuInstance:
         name = f"{model.name} on GPU {', '.join(map(str, gpus))}"
-        kind = partial(TracedSharedGpuInstance, self._trace, name)
-        return super()._made_instance(model, gpus, *args, kind=kind)
+        return TracedSharedGpuInstance(self._trace, name, model.index, gpus, *args, **kwargs)
 
     def _arrive(self, r: RequestState) -> None:
         stop = Stop(self.now_s, Place.HELD, "queue before the engines", "on arrival")

@@ -300,9 +300,8 @@ class Queues:
         """
         if not (self._policy.drains and self.homeless):
             self.drained_s = INF
-        elif self.drained_s == INF:
-            if all(t.ready_s <= now_s for t in self._fleet.model_instances):
-                self.drained_s = now_s
+        elif all(t.ready_s <= now_s for t in self._fleet.model_instances):
+            self.drained_s = min(self.drained_s, now_s)
 
     def forget(self, r: RequestState) -> None:
         """Remove `r` from wherever it waits: its client has gone."""

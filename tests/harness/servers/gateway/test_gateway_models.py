@@ -20,12 +20,12 @@ from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.servers.gateway import serving
-from slo_bench.harness.servers.gateway.served_models import SharedPlan, plan_in_places
+from slo_bench.harness.servers.gateway.served_models import plan_in_places
 from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
 
-PATIENCE_S = 8
+PATIENCE_S = 30
 QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
 LONG = 10 * PATIENCE_S
 
