@@ -45,8 +45,8 @@ class LaunchedModels(Attached):
         measured = super().measure_cell(client_spec, workload, folder, progress)
         after = mechanism_counts(self.gateway)
         starts = model_counts(self.gateway, "activations_total")
-        asked = {workload.model_names[index] for index in set(workload.model_index.tolist())}
-        unplaced = sum(not starts[name] for name in asked)
+        requested = {workload.model_names[index] for index in set(workload.model_index.tolist())}
+        unplaced = sum(not starts[name] for name in requested)
         counts = {COUNT + name: n - before.get(name, 0) for name, n in after.items()}
         return replace(
             measured,

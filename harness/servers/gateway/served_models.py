@@ -254,7 +254,9 @@ class ServedGpus(PlacedModels[ServedInstance]):
         self._say = say
         self._stops: list[list[asyncio.Task[None]]] = [[] for _ in range(plan.gpus)]
         self._tasks: set[asyncio.Task[None]] = set()
-        self.asked: dict[RequestState, int] = {}  # the model of each request that is in progress
+        self.model_by_request: dict[
+            RequestState, int
+        ] = {}  # the model of each request that is in progress
         self.outcomes: dict[RequestState, asyncio.Future[ServedInstance | str]] = {}
         self.counts: dict[str, Counter[int]] = {"activations": Counter(), "evictions": Counter()}
         self.failed: dict[int, str] = {}  # models whose last start failed, and why
@@ -270,10 +272,10 @@ class ServedGpus(PlacedModels[ServedInstance]):
         return self._clock() - self._begin_s
 
     def model_of(self, r: RequestState) -> int:
-        return self.asked[r]
+        return self.model_by_request[r]
 
     def reject(self, r: RequestState) -> None:
-        self.refuse(r, f"{REJECTED}: no room for {self.models[self.asked[r]].name}")
+        self.refuse(r, f"{REJECTED}: no room for {self.models[self.model_by_request[r]].name}")
 
     def refuse(self, r: RequestState, why: str) -> None:
         """End `r`, which waits here, with status 503."""
@@ -283,7 +285,7 @@ class ServedGpus(PlacedModels[ServedInstance]):
 
     def arrive(self, r: RequestState, model: int) -> asyncio.Future[ServedInstance | str]:
         """Let the policy place `r`; the result is the instance that serves it, or why none does."""
-        self.asked[r] = model
+        self.model_by_request[r] = model
         served = self.models[model]
         if served.slo_s == INF and r.slo.ttft_s < INF:  # the first that is known of it
             self.models[model] = replace(served, slo_s=r.slo.ttft_s)
@@ -302,9 +304,9 @@ class ServedGpus(PlacedModels[ServedInstance]):
         """Forget a request that has ended, for any reason."""
         if self.outcomes.pop(r, None) is not None and self.requests is not None:
             self.requests.forget(r)
-        for at in [instance] if instance is not None else self.model_instances:
-            at.left(r, self.now_s)
-        self._idle_since_s[self.asked.pop(r)] = self.now_s
+        for holder in [instance] if instance is not None else self.model_instances:
+            holder.left(r, self.now_s)
+        self._idle_since_s[self.model_by_request.pop(r)] = self.now_s
         self._remove_left()
         self.admit()
 
@@ -395,7 +397,7 @@ class ServedGpus(PlacedModels[ServedInstance]):
             self._say(f"{instance.served.name} is lost: {why}")
             instance.leaving = True  # when its other requests have failed, too
             self._serves_no_more(instance)
-            for r in [r for r in self.outcomes if self.asked[r] == instance.model]:
+            for r in [r for r in self.outcomes if self.model_by_request[r] == instance.model]:
                 if self.requests is not None:
                     self.requests.forget(r)
                 instance.left(r, self.now_s)
@@ -405,7 +407,9 @@ class ServedGpus(PlacedModels[ServedInstance]):
         """Take an instance that has not come up off its GPUs, and refuse what waits for it."""
         self.failed[instance.model] = why
         moving = self.serving[instance.model] is not instance
-        for r in [r for r in self.outcomes if self.asked[r] == instance.model and not moving]:
+        for r in [
+            r for r in self.outcomes if self.model_by_request[r] == instance.model and not moving
+        ]:
             if self.requests is not None:
                 self.requests.forget(r)
             instance.left(r, self.now_s)
@@ -506,8 +510,8 @@ class SharedModels:
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
         gpus = self.gpus
-        queued = Counter(gpus.asked[r] for r in gpus.outcomes)
-        in_progress = Counter(gpus.asked.values())
+        queued = Counter(gpus.model_by_request[r] for r in gpus.outcomes)
+        in_progress = Counter(gpus.model_by_request.values())
         for name, index in self._index.items():
             labels = f'{{model="{name}"}}'
             standing = gpus.serving[index]

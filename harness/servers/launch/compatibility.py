@@ -68,8 +68,8 @@ def limitation(system: System, backend: str) -> str:
     """What of a system that can run on this backend does not happen there; empty if nothing."""
     if system.sharing is not None and backend != SIMULATED:
         return (
-            "a model stands on one GPU, and its server has KV memory of its own, which models share "
-            "only with kvcached on GPUs; the gateway counts pages as requests enter and end"
+            "a model stands on one GPU, and its server has KV memory of its own, which models "
+            "share only with kvcached on GPUs; the gateway counts pages as requests enter and end"
         )
     if backend == SIMULATED or not isinstance(system.policy, Collocated):
         return ""
