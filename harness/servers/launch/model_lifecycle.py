@@ -59,7 +59,7 @@ def served_names(models: Sequence[str]) -> list[str]:
 
 
 class ServerLifecycle:
-    """Implements `gateway.served_models.ModelLifecycle` with servers that are started here.
+    """Implements `gateway.served_gpus.ModelLifecycle` with servers that are started here.
 
     With a `sleeper` an evicted server sleeps as its kind does, and is woken up for the next request
     to its model on these GPUs. Otherwise it is stopped, and started again. `gpu_names`: the UUIDs

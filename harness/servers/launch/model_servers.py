@@ -14,7 +14,8 @@ import httpx
 
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ..gateway.running_gateway import serving, serving_apart
-from ..gateway.served_models import MeasuredPrefill, PlainMemory, SharedPlan
+from ..gateway.served_gpus import MeasuredPrefill, PlainMemory
+from ..gateway.served_models import SharedPlan
 from ..plugin.contract import PolicySpec
 from .model_lifecycle import Say, ServerLifecycle, stage_of
 from .serve_settings import Serve

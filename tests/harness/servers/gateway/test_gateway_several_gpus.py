@@ -23,11 +23,8 @@ from slo_bench.harness.policies.prism.kv_pressure import best_gpus
 from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.servers.gateway import mechanism_counts, serving
-from slo_bench.harness.servers.gateway.served_models import (
-    MeasuredPrefill,
-    PlainMemory,
-    SharedPlan,
-)
+from slo_bench.harness.servers.gateway.served_gpus import MeasuredPrefill, PlainMemory
+from slo_bench.harness.servers.gateway.served_models import SharedPlan
 from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError

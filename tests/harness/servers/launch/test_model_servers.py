@@ -10,7 +10,7 @@ import pytest
 from slo_bench.harness.core.multi_model_policy import ServedModel
 from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.gateway.served_models import MeasuredPrefill
+from slo_bench.harness.servers.gateway.served_gpus import MeasuredPrefill
 from slo_bench.harness.servers.launch.compatibility import limitation, refusal
 from slo_bench.harness.servers.launch.model_servers import ModelServers
 from slo_bench.harness.servers.launch.serve_settings import Serve
