@@ -10,9 +10,10 @@ option that repeats a block, and a line for each level. Levels whose client was 
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
 
 Servers with different roles cannot be validated: the same command is simulated with the step times
-of the experiment that `FITTED_BY` names. Experiments of `ROUNDS` are run so often, into DIR/NAME-2
-and so on without validation and with the systems in reverse order every second time: other work on
-the machine then falls on all of them.
+of the experiment that `FITTED_BY` names. Several models (`WOKEN`) are simulated with the measured
+time of a wake-up, and with the TPOT of the last system as the time of a step. Experiments of
+`ROUNDS` are run so often, into DIR/NAME-2 and so on without validation and with the systems in
+reverse order every second time: other work on the machine then falls on all of them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
 KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
 MODEL, ENCODER = "models/tiny", "models/encoder"
+MODELS = {"models/a": "4m", "models/b": "4m", "models/c": "8m"}
 _BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _HEADS = (
     "system",
@@ -118,6 +120,17 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24", "--instances", "2"),
         *("--system", "vllm", "--rates", "1,2", "--slo", "ttft=2,tpot=0.1", "--validate"),
     ),
+    "prism-models": (
+        *("--backend", "vllm", "--model", MODEL, "--gpus", "2", "--gpu", "a10", "--seeds", "1"),
+        *("--models", f"fleet({', '.join(MODELS)}, exponent=0.3, active_s=120, idle_s=120)"),
+        *("--sweep", "memory_share=0.0506", "--server-arg=--max-model-len=512"),
+        *("--system", "prism", "--sweep", "prism.max_num_batched_tokens=8192"),
+        *("--system", "static-partition"),
+        *("--sweep", "static-partition.max_num_batched_tokens=8192"),
+        *("--workload", "sharegpt", "--requests", "60", "--rates", "0.25", "--slo", "ttft=10"),
+        *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
+        *("--send-delay-limit", "0.1", "--startup-timeout", "900"),
+    ),
     "ascendra": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24"),
         *("--system", "ascendra", "--sweep", "ascendra.n_lp=1", "--sweep", "ascendra.n_hp=1"),
@@ -126,6 +139,7 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
 ROUNDS = {"uellm-at-once": 3}
+WOKEN = ("prism-models",)
 _STEP_S = 0.05  # of the column that compares systems by steps
 _ROUND_HEADS = (
     "system",
@@ -210,6 +224,33 @@ def simulate(name: str, work: Path, requests: int | None) -> None:
     beside.unlink()
 
 
+def simulate_woken(name: str, work: Path) -> None:
+    """Simulate an experiment of several models, at its time of a wake-up and of a step."""
+    folder = work / name
+    simulated = folder.with_name(f"{name}-simulated")
+    rows = _rows(folder)
+    if simulated.exists() or not rows:
+        return
+    logs = sorted((folder / "servers").glob("*.log"))
+    wake_s = np.mean([seconds for log in logs for seconds in wakes(log.read_text())])
+    words = [*command(name, str(work))[:-1], str(simulated)]
+    backend = words.index("--backend")
+    for option in ("--startup-timeout", "--send-delay-limit"):
+        place = words.index(option)
+        del words[place : place + 2]
+    words[backend : backend + 2] = ["--sweep", f"host_s={float(rows[-1]['tpot_p50_s']):.3g}"]
+    words += ["--sweep", f"prism.start_s={wake_s:.3g}"]
+    _called([word for word in words if not word.startswith("--server-arg")])
+
+
+def wakes(log: str) -> list[float]:
+    """Seconds of each start in the log of a gateway of several models, without those that are made
+    before the first request.
+    """
+    later = log.partition(" has left\n")[2]
+    return [float(seconds) for seconds in re.findall(r" is at \S+ on GPU \d+: (\S+) s\n", later)]
+
+
 def complete(folder: Path) -> bool:
     """Whether every planned cell has a row, and the report was written after the last."""
     planned = json.loads((folder / "environment.json").read_text()).get("planned_cells")
@@ -252,9 +293,20 @@ def levels(folder: Path) -> list[dict[str, Any]]:
                 "measured": validated.get(row["cell"], {}).get("measured"),
                 "decisions": decided.get(row["cell"]),
                 "preemptions": row.get("server_preemptions"),
+                "models": _model_counts(row, simulated.get(row["cell"])),
             }
         )
     return level_rows
+
+
+def _model_counts(
+    row: Mapping[str, str], simulated: Mapping[str, str] | None
+) -> dict[str, list[float]] | None:
+    """Of a run of several models what was counted, each measured and simulated."""
+    if not row.get("models_unplaced") or simulated is None:
+        return None
+    names = ("count_activations", "count_evictions", "models_unplaced", "attainment")
+    return {name: [float(level[name] or 0) for level in (row, simulated)] for name in names}
 
 
 def _beside(row: Mapping[str, str], simulated: Mapping[str, str] | None) -> dict[Any, Any]:
@@ -396,6 +448,8 @@ def _figures(level: Mapping[str, Any]) -> list[str]:
     """Attainment, and each latency measured, with the simulation's error."""
     share = level["attainment"]
     cells = ["" if share is None else f"{100 * share:.1f}"]
+    if models := level.get("models"):
+        cells[0] += f" ({100 * models['attainment'][1]:.1f})"
     for name in ("ttft p50", "tpot p50", "e2e p50"):
         error_row = level["errors"].get(name) or {}
         real_s = error_row.get("real_s")
@@ -408,6 +462,10 @@ def _figures(level: Mapping[str, Any]) -> list[str]:
 
 def _decisions(level: Mapping[str, Any]) -> list[str]:
     decided = level["decisions"]
+    if models := level.get("models"):
+        names = ("count_activations", "count_evictions", "models_unplaced")
+        real, same = (", ".join(f"{models[name][side]:.0f}" for name in names) for side in (0, 1))
+        return [f"woken, evicted, unplaced {real} ({same})", ""]
     if decided is None:
         return [f"–, {level['preemptions'] or '–'}, –", ""]
     names = ("preemptions_swap", "preemptions_recompute", "decisions_release")
@@ -444,6 +502,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.pages_only:
         for folder, like in ((MODEL, "llama"), (ENCODER, "bert")):
             _called(["slo-bench", "model", "make", folder, "--like", like])
+        for folder, size in MODELS.items():
+            _called(["slo-bench", "model", "make", folder, "--size", size])
         trace = options.work / "priorities.csv"
         if not trace.is_file():
             write_priorities(trace, options.requests or 120)
@@ -453,6 +513,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run(name, options.work, options.requests, round_number=round_number)
             if name in FITTED_BY:
                 simulate(name, options.work, options.requests)
+            if name in WOKEN:
+                simulate_woken(name, options.work)
             folder = options.work / name
             level_rows = levels(folder) if number == 1 else rounds(folder, number)
             print(table(level_rows), flush=True)

@@ -151,13 +151,14 @@ def serve_models(
         SloBenchError: they cannot be served so.
     """
     from ...harness.servers.gateway import serving as gateway
-    from ...harness.servers.gateway.served_models import SharedPlan
+    from ...harness.servers.gateway.served_models import plan_in_places
     from ...harness.servers.launch.model_lifecycle import served_names, stage_of
 
     with contextlib.ExitStack() as stack:
-        stage = stage_of(models, common, policy, log, say=say)
+        names = served_names(models)
+        stage = stage_of(dict(zip(names, models, strict=True)), common, policy, log, say=say)
         stack.callback(stage.close)
-        plan = SharedPlan(served_names(models), stage, policy, max_active_models)
+        plan = plan_in_places(names, stage, policy, max_active_models)
         typer.echo(stack.enter_context(gateway(plan, port=port, say=say, **access)))
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         threading.Event().wait()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ...predictors.activation import Loader, NaiveStart
-from ...predictors.placement import OVERHEAD_BYTES, Placement
+from ...predictors.placement import OVERHEAD_BYTES
 from ...predictors.step_time import StepTime
 from .cluster_policy import INF
 from .counters import Counters
@@ -33,6 +33,28 @@ class Backlog(Protocol):
         none.
         """
 
+    def forget(self, r: RequestState) -> None:
+        """Remove `r` from wherever it waits: its client has gone."""
+
+
+class ModelMemory(Protocol):
+    """Memory of a model on each of its GPUs; a `Placement` has it."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def stage_layers(self) -> int: ...
+    @property
+    def weight_bytes_per_gpu(self) -> int: ...
+    @property
+    def reserve_bytes_per_gpu(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def block_bytes_per_gpu(self) -> int: ...
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -44,7 +66,7 @@ class ServedModel:
 
     index: int
     name: str
-    placement: Placement
+    placement: ModelMemory
     step_time: StepTime
     rate_rps: float
     prompt_tokens: float  # mean
@@ -225,44 +247,22 @@ class MultiModelCluster(Protocol):
         """End `r` as rejected."""
 
 
-class RequestQueue(Protocol):
-    """Requests of several models that wait for one device."""
-
-    def push(self, r: RequestState, prefill_s: float) -> None:
-        """Add `r`, whose prompt takes `prefill_s` seconds of the device."""
-
-    def remove(self, r: RequestState) -> None:
-        """Remove `r` from any place in the queue."""
-
-    def ordered(self, now_s: float) -> Sequence[RequestState]:
-        """All waiting requests in queue order, the next first."""
-
-
-@dataclass(frozen=True)
-class IdleModel:
-    """A model without requests: its number, its TTFT SLO, for how long it has been idle, and the
-    idle gaps it had before.
-    """
-
-    model: int
-    slo_s: float
-    idle_s: float
-    gaps: IdleGaps
-
-
 @dataclass(frozen=True)
 class SharingPolicy(Parameters):
     """Decides which model is on which GPUs and where requests wait. The first two parameters limit
-    each model's engine; `pages_by_layer` and `page_fill` say what pages hold (`pages`).
+    each model's engine; `pages_by_layer` and `page_fill` say what pages hold (`pages`), `start_s`
+    how long a model takes to start, where that was measured (0: as `starts` says).
     """
 
-    # Parameters that decide before real servers, too; none: the system is simulated alone.
-    on_servers: ClassVar[tuple[str, ...]] = ()
+    on_servers: ClassVar[bool] = False  # it can decide before real servers, too
+    # Its parameters where only the number of models on a GPU is known; None: it must know bytes.
+    in_places: ClassVar[Mapping[str, Any] | None] = None
 
     max_num_batched_tokens: int = parameter(2048, 16, 131072, log=True)
     max_num_seqs: int = parameter(256, 1, 8192, log=True)
     pages_by_layer: bool = parameter(False, environment=True)
     page_fill: float = parameter(1.0, 0.1, 1.0, environment=True)
+    start_s: float = parameter(0.0, 0.0, 3600.0, environment=True)
 
     @property
     def engine(self) -> Policy:
@@ -382,8 +382,6 @@ class SharingPolicy(Parameters):
                         cluster.evict(instance)
         """
 
-    # ---------------------------------------------------------------- before real servers
-
     @property
     def keeps_engines(self) -> bool:
         """Read once before a run on real servers. It reads the parameters alone.
@@ -398,45 +396,3 @@ class SharingPolicy(Parameters):
                 return True
         """
         return False
-
-    def server_queue(self) -> RequestQueue:
-        """Called once for each real server.
-
-        Returns:
-            An empty queue for the requests in front of that server.
-
-        Example::
-
-            def server_queue(self) -> RequestQueue:
-                return MyQueue()
-        """
-        raise NotImplementedError
-
-    def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
-        """Called before a request is sent to a real server that has `requests` requests, with
-        `unbegun_tokens` prompt tokens not computed yet. It may read these two numbers and the
-        parameters.
-
-        Returns:
-            Whether the request may be sent; otherwise it stays in the queue of the server.
-
-        Example::
-
-            def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
-                return unbegun_tokens <= self.max_num_batched_tokens
-        """
-        return True
-
-    def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
-        """Called when a model must be activated on real servers and the memory is taken. It may
-        read all of `idle`.
-
-        Returns:
-            Models to evict, by index, the first one first.
-
-        Example::
-
-            def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
-                return [m.model for m in sorted(idle, key=lambda m: -m.idle_s)]
-        """
-        raise NotImplementedError

@@ -7,6 +7,7 @@ on-demand allocation in place of MuxServe's quotas, and evicts no model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.counters import QUOTA_HITS
 from ..core.multi_model_policy import MultiModelCluster
@@ -22,6 +23,8 @@ class MuxServe(StaticPartition):
     adapts its quotas from time to time; that is not built). Requests go to the engines as they
     come, first come first served.
     """
+
+    on_servers: ClassVar[bool] = False  # quotas of servers do not end
 
     shares: str = parameter("demand", choices=("equal", "demand"))
     memory: str = parameter("on-demand", choices=("on-demand", "quota"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.counters import QUOTA_HITS, REJECTIONS
 from ..core.multi_model_policy import MultiModelCluster, ServedModel
@@ -23,6 +24,8 @@ class StaticPartition(VllmSharing):
     Compute is shared as under Prism. A model that fits nowhere, and a request that its model's
     part could never hold, are rejected.
     """
+
+    on_servers: ClassVar[bool] = True
 
     shares: str = parameter("equal", choices=("equal", "demand"))
 

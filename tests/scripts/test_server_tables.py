@@ -28,6 +28,23 @@ def test_server_page_equals_the_one_written_from_kept_results(script):
     assert {match[2] for match in script._BLOCK.finditer(text)} == set(script.EXPERIMENTS)
 
 
+def test_table_of_several_models_shows_what_was_counted_and_simulated(script, tmp_path):
+    head = "cell,system,rate_rps,valid,attainment,ttft_p50_s,tpot_p50_s,e2e_p50_s"
+    head += ",models_unplaced,count_activations,count_evictions\n"
+    for folder, row in (
+        ("run", "a,prism,1,True,0.5,1,0.1,2,0,3,2\n"),
+        ("run-simulated", "a,prism,1,True,0.6,2,0.1,2,0,4,3\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cells.csv").write_text(head + row)
+    assert script.table(script.levels(tmp_path / "run")).splitlines()[2] == (
+        "| prism | 1 | 50.0 (60.0) | 1 s (+100%) | 100 ms (+0%) | 2 s (+0%) |  | "
+        "woken, evicted, unplaced 3, 2, 0 (4, 3, 0) |  |"
+    )
+    log = "a is at http://x on GPU 0: 9.0 s\na has left\nb is at http://y on GPU 1: 30.5 s\n"
+    assert script.wakes(log) == [30.5]
+
+
 def test_server_tables_by_hand(script, tmp_path):
     cells = (
         "cell,system,rate_rps,valid,invalid_because,attainment,ttft_p50_s,tpot_p50_s,e2e_p50_s\n"

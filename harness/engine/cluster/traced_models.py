@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ...core.multi_model_policy import Gpus, ServedModel
 from ...core.state import RequestState
 from ..loop.traced_instance import EngineTrace, Place, Stop, TracedCounters, TracedInstance
 from ..simulator.shared_gpu import SharedGpuInstance, SharedStepTime
@@ -46,10 +47,11 @@ class TracedSharedGpuCluster(SharedGpuCluster):
         super().__init__(*args, **kwargs)
         self.counters = TracedCounters(self.counters, lambda: self.now_s, trace.acts)
 
-    def _made_instance(self, *args: Any, **kwargs: Any) -> SharedGpuInstance:
-        model, gpus = args[:2]
-        name = f"{self.models[model].name} on GPU {', '.join(map(str, gpus))}"
-        return TracedSharedGpuInstance(self._trace, name, *args, **kwargs)
+    def _new_instance(
+        self, model: ServedModel, gpus: Gpus, *args: Any, **kwargs: Any
+    ) -> SharedGpuInstance:
+        name = f"{model.name} on GPU {', '.join(map(str, gpus))}"
+        return TracedSharedGpuInstance(self._trace, name, model.index, gpus, *args, **kwargs)
 
     def _arrive(self, r: RequestState) -> None:
         stop = Stop(self.now_s, Place.HELD, "queue before the engines", "on arrival")

@@ -68,7 +68,7 @@ def simulate_models(
         SloBenchError: a model of the workload is missing, needs more GPUs than there are, or the
             workload has followers, embeddings or requests that are too long.
     """
-    hosted = _hosted(workload, models, gpus)
+    hosted = served_models(workload, models, gpus)
     if workload.closed:
         raise SloBenchError(
             "several models on shared GPUs are simulated with open arrivals only; leave sessions "
@@ -76,9 +76,8 @@ def simulate_models(
         )
     if (workload.request_type != RequestType.GENERATE).any():
         raise SloBenchError("several models on shared GPUs serve no embedding requests")
-    place = hosted[0].placement
-    pages = (place.usable_bytes_per_gpu - OVERHEAD_BYTES) // PAGE_BYTES
-    rejected = _too_long(workload, hosted, pages, overlong_requests)
+    pages = pages_of_gpu(models)
+    rejected = _too_long(workload, hosted, models, pages, overlong_requests)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
     kind = SharedGpuCluster if trace is None else partial(TracedSharedGpuCluster, trace=trace)
@@ -117,7 +116,14 @@ def simulate_models(
     )
 
 
-def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> list[ServedModel]:
+def served_models(
+    workload: Workload, models: Mapping[str, OneModel], gpus: int
+) -> list[ServedModel]:
+    """The models of a workload with the mean rates, lengths and SLOs of their requests.
+
+    Raises:
+        SloBenchError: one is missing, or needs more GPUs than there are.
+    """
     hosted = []
     for index, name in enumerate(workload.model_names):
         if name not in models:
@@ -145,13 +151,23 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
     return hosted
 
 
+def pages_of_gpu(models: Mapping[str, OneModel]) -> int:
+    """Pages of each GPU for weights and KV of these models."""
+    place = next(iter(models.values())).placement
+    return (place.usable_bytes_per_gpu - OVERHEAD_BYTES) // PAGE_BYTES
+
+
 def _too_long(
-    workload: Workload, hosted: Sequence[ServedModel], pages: int, overlong_requests: str
+    workload: Workload,
+    hosted: Sequence[ServedModel],
+    models: Mapping[str, OneModel],
+    pages: int,
+    overlong_requests: str,
 ) -> NDArray[np.int64]:
     """Rows that no engine could ever hold."""
     limit = np.zeros(len(hosted), dtype=np.int64)
     for model in hosted:
-        place = model.placement
+        place = models[model.name].placement
         kv_bytes = (pages - model.weight_pages) * PAGE_BYTES
         kv_tokens = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_size
         context = place.model.context_tokens

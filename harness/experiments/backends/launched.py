@@ -39,7 +39,7 @@ from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
-from ...servers.launch.compatibility import check_embedder
+from ...servers.launch.compatibility import check, check_embedder
 from ...servers.launch.environments import environment, home
 from ...servers.launch.serve_settings import Serve
 from ...servers.launch.server_kind import ServerKind
@@ -51,6 +51,7 @@ from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cell_specs import CellSpec
 from ..execution.cells import workload_of
 from .attached import Attached, with_tokenizer_of
+from .launched_models import model_servers, started_models
 from .measuring import CellMeasurement, profiling_level
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
@@ -73,6 +74,9 @@ class LaunchedBackend:
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
         serve = self._serve(spec)
+        if spec.workload.models is not None:
+            self._check_models(spec, serve)
+            return
         serve.check(spec.instances)
         if spec.placement.embedder is not None:
             self._check_embedder(spec, serve)
@@ -86,6 +90,15 @@ class LaunchedBackend:
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
 
+    def _check_models(self, spec: CellSpec, serve: Serve) -> None:
+        check(serve.resolved_system(), self.name)
+        if self.server.validated or self.server.step_log:
+            raise SloBenchError(
+                "a run of several models writes no step logs and cannot be validated; leave "
+                "--validate and --step-log out"
+            )
+        model_servers(spec, serve, Path()).check()
+
     def _check_embedder(self, spec: CellSpec, serve: Serve) -> None:
         check_embedder(serve.resolved_system(), self.name)
         if spec.instances > 1:
@@ -98,6 +111,8 @@ class LaunchedBackend:
     def configuration(self, spec: CellSpec) -> Hashable:
         """The system, its parameters, the placement, and whether there is a gateway."""
         parameters = tuple(sorted(spec.parameters.items()))
+        if spec.workload.models is not None:
+            return spec.cell  # where models stand depends on the load, and on what was before
         return spec.system, parameters, spec.placement, spec.instances, self._through_gateway(spec)
 
     def _through_gateway(self, spec: CellSpec) -> bool:
@@ -116,13 +131,21 @@ class LaunchedBackend:
         return profiling_level(spec, requests=requests, duration_s=None)
 
     @contextlib.contextmanager
-    def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
         """Start the servers, and a gateway if the system needs one."""
         serve = self._serve(spec)
         log = _unused(folder / "servers" / f"{serve.label}.log")
+        device = environment(serve.backend).device
+        if spec.workload.models is not None:
+            servers_of_models = model_servers(spec, serve, log)
+            with contextlib.ExitStack() as stack:
+                with _kept_logs(log.parent):
+                    launched = started_models(servers_of_models, self.client, device)
+                    launched_models = stack.enter_context(launched)
+                yield launched_models
+            return
         if self.server.step_log or self.server.validated or serve.patched:
             serve = replace(serve, step_log=log.with_suffix(".steps.jsonl"))
-        device = environment(serve.backend).device
         with contextlib.ExitStack() as stack:
             embedder = None
             if spec.placement.embedder is not None:

@@ -173,7 +173,7 @@ class ExperimentSchema(BaseModel):
         "Models of the requests, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems that "
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
-        backends=SIMULATOR,
+        backends="several_models",
         part="source",
     )
     adapters: Axis[str | None] = setting(

@@ -19,7 +19,7 @@ from ...policies.systems import System, several_models
 from ...policies.systems import system as system_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
-from ...servers.launch.backend_names import SIMULATED
+from ...servers.launch.backend_names import ATTACHED, SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
 from ..config.setting import column_value, declared
 from .cell_specs import PlacementSpec, WorkloadSpec, placed, source
@@ -107,8 +107,9 @@ def group_of(experiment: ExperimentSchema) -> Group:
     for combination in combinations:
         predictor = length_predictor(combination.values["length_predictor"])
         check_installed(predictor, reads_texts=source(combination.workload).has_texts)
-    if simulated:
+    if experiment.backend != ATTACHED:
         _check_models(systems, combinations)
+    if simulated:
         _check_layouts(systems, combinations)
     return Group(systems, combinations)
 

@@ -25,8 +25,8 @@ In other folders:
 - §5.1 (2 MiB pages shared by models): `core/kv/pages.py`.
 - §5.2 (activation: engine pool, parallel loading): `predictors/activation.py`.
 - §7.1 (models share a GPU's compute under MPS): `engine/simulator/shared_gpu.py`.
-- The same queue before real servers: `servers/gateway/served_models.py`,
-  `servers/launch/model_lifecycle.py`.
+- The same placement and queue before real servers: `servers/gateway/served_gpus.py`,
+  `servers/launch/model_lifecycle.py`, `servers/launch/model_servers.py`.
 - SLOs from P95 on a dedicated GPU (§7.1): `harness/experiments/derived_slo.py`.
 - Baselines `muxserve` (MuxServe++), `qlm`, `static-partition`: files of these names in
   `policies/`.

@@ -6,9 +6,9 @@ placement, eviction and activation, §6.3 and Algorithm 2 one queue a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ....predictors.activation import Loader, NaiveStart
 from ...core.cluster_policy import INF
@@ -16,7 +16,6 @@ from ...core.counters import OVERTAKES, REJECTIONS
 from ...core.multi_model_policy import (
     Backlog,
     Gpus,
-    IdleModel,
     ModelInstance,
     MultiModelCluster,
     ServedModel,
@@ -52,13 +51,12 @@ class PrismGlobal(VllmSharing):
       leaves the old ones when its last request there has ended.
     - `reserve` of a model's blocks stays free when a request is let in: the buffer of each engine.
     - A model without room waits, until the next control step, for GPUs that idle models alone
-      occupy.
+      occupy. With `drains`, requests that come after that wait, so that models which are never
+      idle make room.
     """
 
-    on_servers: ClassVar[tuple[str, ...]] = (
-        *("max_num_batched_tokens", "max_num_seqs", "local_queue", "activation"),
-        *("worth_s", "worth_share", "default_idle_s"),
-    )
+    on_servers: ClassVar[bool] = True
+    in_places: ClassVar[Mapping[str, Any]] = {"reserve": 0.0, "low_memory": 0.0, "drains": True}
 
     control_every_s: float = parameter(5.0, 0.1, 600.0, log=True)
     threshold: float = parameter(0.3, 0.0, 1.0)
@@ -73,6 +71,7 @@ class PrismGlobal(VllmSharing):
     evicts: bool = parameter(True)
     swaps: int = parameter(0, 0, 1000)
     placement: str = parameter("mended", choices=("mended", "printed"))
+    drains: bool = parameter(False)
 
     @property
     def starts(self) -> Loader | NaiveStart:
@@ -143,6 +142,7 @@ class PrismGlobal(VllmSharing):
         for gpu in gpus:
             self._make_room(gpu, needed, idle, cluster, "another model is asked for")
         cluster.counters.add("activations")
+        _queues(cluster).drained_s = INF
         return cluster.activate(model, gpus)
 
     def _room(self, idle: Iterable[ModelInstance], cluster: MultiModelCluster) -> list[int]:
@@ -171,39 +171,28 @@ class PrismGlobal(VllmSharing):
         order = eviction_order(self._idle(here.values(), cluster))
         while cluster.pools[gpu].free < pages and order:
             cluster.counters.add("evictions", why=why)
-            cluster.evict(here[order.pop(0)])
+            model_instance = here[order.pop(0)]
+            _queues(cluster).leave(model_instance)
+            cluster.evict(model_instance)
 
     def _idle(
         self, model_instances: Iterable[ModelInstance], cluster: MultiModelCluster
     ) -> list[_Idle]:
-        models, gaps = cluster.models, cluster.gaps
-        idle = (
-            IdleModel(t.model, models[t.model].weighed_slo_s, cluster.idle_s(t), gaps[t.model])
+        return [
+            (
+                t.model,
+                cluster.models[t.model].weighed_slo_s,
+                cluster.idle_s(t),
+                cluster.gaps[t.model].threshold_s(
+                    self.worth_s, self.worth_share, self.default_idle_s
+                ),
+            )
             for t in model_instances
-        )
-        return list(map(self._ranked, idle))
-
-    def _ranked(self, idle_model: IdleModel) -> _Idle:
-        """Key by which `eviction_order` sorts a model."""
-        limit_s = idle_model.gaps.threshold_s(self.worth_s, self.worth_share, self.default_idle_s)
-        return idle_model.model, idle_model.slo_s, idle_model.idle_s, limit_s
-
-    # ---------------------------------------------------------------- before real servers
+        ]
 
     @property
     def keeps_engines(self) -> bool:
         return self.activation == "pool"
-
-    def server_queue(self) -> SharedQueue:
-        return SharedQueue()
-
-    def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
-        if not self.local_queue:
-            return True
-        return requests < self.max_num_seqs and unbegun_tokens < self.max_num_batched_tokens
-
-    def leaving_order(self, idle: Iterable[IdleModel]) -> list[int]:
-        return eviction_order(map(self._ranked, idle))
 
     # ---------------------------------------------------------------- reviews
 
@@ -288,6 +277,7 @@ class Queues:
         self._policy = policy
         self._of = [SharedQueue() for _ in range(cluster.gpus)]
         self.homeless: dict[int, list[RequestState]] = {}  # by model: it stands nowhere
+        self.drained_s = INF  # requests that came later wait
 
     def push(self, r: RequestState, model_instance: ModelInstance) -> None:
         """`r` waits for its model's engine, which stands there."""
@@ -297,9 +287,32 @@ class Queues:
         self._of[model_instance.gpus[0]].push(r, prefill_s)
 
     def wanted(self, model_instance: ModelInstance) -> bool:
-        """Whether a request waits for this model."""
-        model_of = self._fleet.model_of
-        return any(model_of(r) == model_instance.model for r in self._of[model_instance.gpus[0]])
+        """Whether a request waits for this model that may be let in."""
+        model_of, last_s = self._fleet.model_of, self.drained_s
+        return any(
+            model_of(r) == model_instance.model and r.arrival_s <= last_s
+            for r in self._of[model_instance.gpus[0]]
+        )
+
+    def _note_drain(self, now_s: float) -> None:
+        """From when on requests wait, where `drains` holds: a model lacks room and none is coming
+        that could go again.
+        """
+        if not (self._policy.drains and self.homeless):
+            self.drained_s = INF
+        elif all(t.ready_s <= now_s for t in self._fleet.model_instances):
+            self.drained_s = min(self.drained_s, now_s)
+
+    def forget(self, r: RequestState) -> None:
+        """Remove `r` from wherever it waits: its client has gone."""
+        for model, requests in list(self.homeless.items()):
+            if r in requests:
+                requests.remove(r)
+                if not requests:
+                    del self.homeless[model]
+        for queue in self._of:
+            if r in queue:
+                queue.remove(r)
 
     def follow(self, old: ModelInstance, new: ModelInstance) -> None:
         """Move requests that wait for a model to the queue of its new GPUs."""
@@ -307,6 +320,13 @@ class Queues:
         for r in [r for r in queue if self._fleet.model_of(r) == old.model]:
             queue.remove(r)
             self.push(r, new)
+
+    def leave(self, model_instance: ModelInstance) -> None:
+        """Requests that `drains` kept from a model wait until it stands somewhere again."""
+        queue, model = self._of[model_instance.gpus[0]], model_instance.model
+        for r in [r for r in queue if self._fleet.model_of(r) == model]:
+            queue.remove(r)
+            self.homeless.setdefault(model, []).append(r)
 
     def waits(self, gpus: Iterable[int]) -> bool:
         return any(len(self._of[gpu]) for gpu in gpus)
@@ -323,6 +343,7 @@ class Queues:
         return min(later, default=INF)
 
     def admit(self, gpus: Iterable[int], now_s: float) -> None:
+        self._note_drain(now_s)
         for gpu in gpus:
             if len(self._of[gpu]):
                 self._admit(gpu, now_s)
@@ -342,7 +363,7 @@ class Queues:
             return
         for r in queue.ordered(now_s):
             model = cluster.model_of(r)
-            if model not in begin:
+            if model not in begin or r.arrival_s > self.drained_s:
                 continue
             model_instance = begin[model]
             kv_manager = model_instance.kv_manager

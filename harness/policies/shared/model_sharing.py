@@ -10,7 +10,8 @@ from ...core.multi_model_policy import MultiModelCluster, ServedModel, SharingPo
 from ...core.policy import Policy
 from ..vllm import Vllm
 
-LEAST_KV_BYTES = 1 << 30  # for each model that a static system places on a GPU
+# For each model that a static system places on a GPU; on small GPUs a sixteenth of it.
+LEAST_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _placed(
     """Each model in turn on the least busy GPUs with room, or on those with the least room."""
     busy = [0.0] * cluster.gpus
     free = [pool.free for pool in cluster.pools]
-    least_kv = LEAST_KV_BYTES // PAGE_BYTES
+    least_kv = min(LEAST_KV_BYTES // PAGE_BYTES, cluster.pools[0].total // 16)
     gpus_by_model: dict[int, tuple[int, ...]] = {}
     for model in models:
         best: tuple[float, tuple[int, ...]] | None = None

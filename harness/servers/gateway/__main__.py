@@ -6,6 +6,7 @@ import sys
 
 from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
+from ..launch.model_servers import ModelServers
 from .running_gateway import GatewayPlan, serving
 
 
@@ -18,7 +19,12 @@ def main() -> None:
     parent = Parent()
     messages = parent.messages()
     try:
-        with serving(GatewayPlan.from_plain(next(messages)), say=say) as url:
+        plain = next(messages)
+        if "models" in plain:
+            served = ModelServers.from_plain(plain).served()
+        else:
+            served = serving(GatewayPlan.from_plain(plain), say=say)
+        with served as url:
             parent.send(url)
             next(messages, None)  # until the parent closes the connection
     except SloBenchError as error:

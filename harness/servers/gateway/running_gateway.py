@@ -28,7 +28,7 @@ from .instances import RoutedServerGroup
 from .routes import Serving, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
 
-_START_S = 20.0
+_STOP_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,39 @@ def serving(
 
 def mechanism_counts(url: str) -> dict[str, int]:
     """Counts of the controller's mechanisms at the gateway `url` so far; empty without any."""
+    return _counts(url, MECHANISMS, "mechanism")
+
+
+def model_counts(url: str, name: str) -> dict[str, int]:
+    """A counter of the gateway `url`, by model."""
+    return _counts(url, f"slo_bench_gateway_{name}", "model")
+
+
+def _counts(url: str, metric: str, label: str) -> dict[str, int]:
     text = httpx.get(f"{url}/metrics", timeout=10, trust_env=False).raise_for_status().text
-    pattern = rf'^{MECHANISMS}\{{mechanism="(\w+)"\}} (\d+)$'
+    pattern = rf'^{metric}\{{{label}="([^"]+)"\}} (\d+)$'
     return {name: int(n) for name, n in re.findall(pattern, text, re.MULTILINE)}
 
 
+class PlainPlan(Protocol):
+    """What a gateway in a process of its own is told: a `GatewayPlan`, or a plan of models whose
+    servers it starts (`ModelServers`).
+    """
+
+    def check(self) -> None:
+        """Raise SloBenchError if the servers cannot be served."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+
+
 @contextlib.contextmanager
-def serving_apart(plan: GatewayPlan) -> Iterator[str]:
+def serving_apart(plan: PlainPlan, *, stop_s: float = _STOP_S) -> Iterator[str]:
     """Run a gateway in a process of its own and yield its address, so that it does not delay the
     load generator.
 
     Raises:
-        SloBenchError: `GatewayPlan.check` refuses the plan, or the gateway does not start.
+        SloBenchError: the plan's `check` refuses it, or the gateway does not start.
     """
     plan.check()
     child = ChildProcess(__package__)
@@ -180,4 +201,4 @@ def serving_apart(plan: GatewayPlan) -> Iterator[str]:
             raise SloBenchError("the gateway did not start; its error is printed above")
         yield url
     finally:
-        child.stop(_START_S)
+        child.stop(stop_s)

@@ -6,21 +6,17 @@ from collections.abc import Mapping
 
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Collocated
-from ...policies.systems import System, several_models
+from ...core.multi_model_policy import SharingPolicy
+from ...policies.systems import System
 from ..server_kinds import SERVERS, server_kind, server_kinds, servers_with
 from .backend_names import SIMULATED
 from .server_kind import ServerKind
-
-_ONE_MODEL = (
-    "a server has one model; several on shared GPUs are simulated, and serve "
-    f"{' or '.join(several_models(on_servers=True))} puts one queue before several servers"
-)
 
 
 def _on(kind: ServerKind, system: System) -> str:
     """Reason why the server cannot run the system; empty if it can."""
     if system.sharing is not None:
-        return _ONE_MODEL
+        return _several_models(kind, system.sharing)
     if system.cluster is None:
         return kind.policy_refusal(system.policy)
     if kind.executes_controllers:
@@ -37,6 +33,13 @@ def _on(kind: ServerKind, system: System) -> str:
         or on_servers.refusals.get("")
         or kind.policy_refusal(system.policy)
     )
+
+
+def _several_models(kind: ServerKind, sharing: SharingPolicy) -> str:
+    if not kind.several_models:
+        able = " or ".join(server_kind(name).title for name in servers_with("several_models"))
+        return f"several models on shared GPUs are served by {able} alone"
+    return "" if sharing.on_servers else "what it decides over several models is simulated alone"
 
 
 def refusal(system: System, backend: str) -> str | None:
@@ -63,6 +66,11 @@ def check_embedder(system: System, backend: str) -> None:
 
 def limitation(system: System, backend: str) -> str:
     """What of a system that can run on this backend does not happen there; empty if nothing."""
+    if system.sharing is not None and backend != SIMULATED:
+        return (
+            "a model stands on one GPU, and its server has KV memory of its own, which models "
+            "share only with kvcached on GPUs; the gateway counts pages as requests enter and end"
+        )
     if backend == SIMULATED or not isinstance(system.policy, Collocated):
         return ""
     kind = server_kinds().get(backend)

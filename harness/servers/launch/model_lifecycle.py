@@ -11,11 +11,12 @@ from pathlib import Path
 import httpx
 
 from ....workloads.errors import SloBenchError
-from ...core.multi_model_policy import SharingPolicy
+from ...core.multi_model_policy import Gpus, SharingPolicy
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
+from .gpus import visible_gpus
 from .serve_settings import Serve
 from .server_kind import ServerKind
 from .server_process import ServerError, ServerProcess
@@ -31,7 +32,7 @@ def shared_policy(
     """The policy of a system for several models; None for other systems.
 
     Raises:
-        SloBenchError: there is no such system, or a parameter is set that real servers do not have.
+        SloBenchError: there is no such system, or it is simulated alone.
     """
     sharing = system_by_name(system).sharing
     if sharing is None:
@@ -43,10 +44,10 @@ def shared_policy(
             f"before servers of {backend}"
         )
     for name in parameters:
-        if name in sharing.bounds() and name not in sharing.on_servers:
-            supported = ", ".join(sharing.on_servers)
+        if name in (sharing.in_places or ()):
             raise SloBenchError(
-                f"{name} decides nothing before real servers: {system} has {supported} there"
+                f"{name} decides nothing here: of the device only the number of models is known "
+                "that it holds (--max-active-models)"
             )
     policy: SharingPolicy = sharing.with_parameters(**parameters)
     return policy
@@ -58,10 +59,11 @@ def served_names(models: Sequence[str]) -> list[str]:
 
 
 class ServerLifecycle:
-    """Implements `gateway.models.ModelLifecycle` with servers that are started here.
+    """Implements `gateway.served_gpus.ModelLifecycle` with servers that are started here.
 
     With a `sleeper` an evicted server sleeps as its kind does, and is woken up for the next request
-    to its model. Otherwise it is stopped, and started again.
+    to its model on these GPUs. Otherwise it is stopped, and started again. `gpu_names`: the UUIDs
+    of the GPUs by number; empty: a server sees all of the machine.
     """
 
     def __init__(
@@ -70,15 +72,19 @@ class ServerLifecycle:
         log: Path,
         *,
         sleeper: ServerKind | None = None,
+        gpu_names: Sequence[str] = (),
+        block_size: int = 16,
         say: Say = lambda line: None,
     ) -> None:
         sleeps = sleeper is not None
         self._serves = {name: replace(serve, sleeps=sleeps) for name, serve in serves.items()}
         self._log = log
         self._sleeper = sleeper
+        self._gpu_names = gpu_names
+        self._block_size = block_size
         self._say = say
-        self._up: dict[str, ServerProcess] = {}
-        self._stacks: dict[str, contextlib.ExitStack] = {}
+        self._up: dict[tuple[str, Gpus], ServerProcess] = {}
+        self._stacks: dict[tuple[str, Gpus], contextlib.ExitStack] = {}
         self._lock = threading.Lock()
         self._over = False
 
@@ -87,35 +93,44 @@ class ServerLifecycle:
         """Running servers, awake or asleep."""
         return list(self._up.values())
 
-    def activate(self, model: str) -> Endpoint:
+    def activate(self, model: str, gpus: Gpus, kv_tokens: int | None) -> Endpoint:
         """Wake up or start the server of a model; returns its address."""
-        server = self._up.get(model)
+        place = model, gpus
+        server = self._up.get(place)
         if self._sleeper and server is not None and server.running:
             _post(server.url + self._sleeper.wake_path)
             return Endpoint.parse(server.url)
-        self._stop(model)
+        self._stop(place)
+        serve = replace(
+            self._serves[model],
+            own_gpus=tuple(self._gpu_names[gpu] for gpu in gpus) if self._gpu_names else (),
+        )
+        if kv_tokens is not None:
+            blocks = max(1, kv_tokens // self._block_size)
+            serve = replace(serve, num_gpu_blocks=blocks, block_size=self._block_size)
         stack = contextlib.ExitStack()
-        log = self._log.with_stem(f"{self._log.stem}-{model}")
-        [server] = self._serves[model].start(stack, log, say=self._say)
+        on = f".{'-'.join(map(str, gpus))}" if gpus != (0,) else ""
+        log = self._log.with_stem(f"{self._log.stem}-{served_names([model])[0]}{on}")
+        [server] = serve.start(stack, log, say=self._say)
         with self._lock:
-            self._up[model], self._stacks[model] = server, stack
+            self._up[place], self._stacks[place] = server, stack
             over = self._over
         if over:  # everything was stopped while it came up
-            self._stop(model)
+            self._stop(place)
         return Endpoint.parse(server.url)
 
-    def evict(self, model: str) -> None:
+    def evict(self, model: str, gpus: Gpus) -> None:
         """Put the server of a model to sleep, or stop it."""
-        server = self._up.get(model)
+        server = self._up.get((model, gpus))
         if self._sleeper and server is not None and server.running:
             _post(server.url + self._sleeper.sleep_path)
         else:
-            self._stop(model)
+            self._stop((model, gpus))
 
-    def _stop(self, model: str) -> None:
+    def _stop(self, place: tuple[str, Gpus]) -> None:
         with self._lock:
-            stack = self._stacks.pop(model, None)
-            self._up.pop(model, None)
+            stack = self._stacks.pop(place, None)
+            self._up.pop(place, None)
         if stack is not None:
             stack.close()
 
@@ -123,25 +138,28 @@ class ServerLifecycle:
         """Stop all servers."""
         with self._lock:
             self._over = True
-        for model in list(self._stacks):
-            self._stop(model)
+        for place in list(self._stacks):
+            self._stop(place)
 
 
 def stage_of(
-    models: Sequence[str],
+    models: Mapping[str, str],
     common: Serve,
     policy: SharingPolicy,
     log: Path,
     *,
+    gpus: int = 1,
     say: Say = lambda line: None,
 ) -> ServerLifecycle:
-    """Servers of these models, none of them started; `common` holds the settings that they share.
+    """Servers of these models, by their names for clients, none of them started; `common` holds the
+    settings that they share.
 
     With `activation=pool` evicted servers sleep where the server can (vLLM on GPUs); with `naive`,
     and elsewhere, they are stopped.
 
     Raises:
-        SloBenchError: one could not be started: no such server, or an option that it has not.
+        SloBenchError: one could not be started: no such server, or an option that it has not; or
+            the machine has fewer GPUs.
     """
     installation = environment(common.backend)
     kind = installation.kind
@@ -150,14 +168,27 @@ def stage_of(
     }
     serves = {
         name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
-        for name, model in zip(served_names(models), models, strict=True)
+        for name, model in models.items()
     }
     for serve in serves.values():
         serve.check()
+    gpu_names: Sequence[str] = ()
+    if gpus > 1 and installation.device == "cuda":
+        gpu_names = [gpu.uuid for gpu in visible_gpus()]
+        if len(gpu_names) < gpus:
+            raise SloBenchError(f"there are {len(gpu_names)} GPUs here, not {gpus}")
     sleeps = installation.device in kind.sleeping_devices and policy.keeps_engines
     how = "sleep and are woken up" if sleeps else "are stopped and started"
     say(f"{len(serves)} models, which {how}")
-    return ServerLifecycle(serves, log, sleeper=kind if sleeps else None, say=say)
+    block_size = max(16, kind.builds[installation.device].block_size_multiple)
+    return ServerLifecycle(
+        serves,
+        log,
+        sleeper=kind if sleeps else None,
+        gpu_names=gpu_names,
+        block_size=block_size,
+        say=say,
+    )
 
 
 def _post(url: str) -> None:

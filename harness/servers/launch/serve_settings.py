@@ -71,6 +71,7 @@ class Serve(ServerSettings):
     startup_timeout_s: float = READY_S
     transfer: KvTransferMode = KvTransferMode.FILES
     device_map: DeviceMap | None = None  # its stages are those of a pipeline
+    own_gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: as many as it needs
 
     @property
     def label(self) -> str:
@@ -224,6 +225,8 @@ class Serve(ServerSettings):
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
         """GPUs of each server; empty where a single server may use all."""
         installation = environment(self.backend)
+        if self.own_gpus:
+            return [self.own_gpus] * servers
         if self.device_map is not None and installation.device == "cuda":
             return [self.device_map.cuda_devices] * servers
         visible = [gpu.uuid for gpu in visible_gpus()]

@@ -164,6 +164,7 @@ class ServerKind:
         introduce: module:function that lets servers meet which transfer KV by NIXL; empty: prefill
             and decode are not split.
         embedder_beside: a policy inside can decide on an embedder beside the server.
+        several_models: servers of it come and go behind one gateway, for systems of several models.
         sleeping_devices: on which it can give its memory back, and take it again.
         sleep_path, wake_path: where the POST requests for that go.
         preempting_systems: those with which a profile times swaps and recomputations.
@@ -209,6 +210,7 @@ class ServerKind:
     hooks: ModuleType | None = None
     introduce: str = ""
     embedder_beside: bool = False
+    several_models: bool = False
     sleeping_devices: tuple[str, ...] = ()
     sleep_path: str = ""
     wake_path: str = ""

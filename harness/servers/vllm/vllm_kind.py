@@ -296,6 +296,7 @@ VLLM = ServerKind(
     hooks=hooks,
     introduce=f"{__package__}.nixl_handshake:nixl_handshake",
     embedder_beside=True,
+    several_models=True,
     sleeping_devices=("cuda",),
     sleep_path="/sleep?level=1",  # weights in host memory, no KV
     wake_path="/wake_up",

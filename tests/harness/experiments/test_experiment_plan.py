@@ -212,7 +212,6 @@ def test_host_link_and_prefill_overhead_lengthen_steps():
 
 
 SIMULATED_ONLY = {
-    "models": "fleet(llama-3.1-8b*2)",
     "expert_skew": 1.0,
     "failures": "0@1",
     "kv_disk_gib": 1.0,
@@ -235,6 +234,17 @@ def test_settings_of_the_simulator_alone_are_refused_elsewhere(name, backend):
     setting = {name: SIMULATED_ONLY[name]}
     with pytest.raises(SloBenchError, match=problem):
         Experiment(systems="vllm", backend=backend, rates=1, **setting).plan()
+
+
+def test_models_go_with_servers_that_come_and_go_and_systems_for_several():
+    fleet = {"models": "fleet(llama-3.1-8b*2)", "rates": 1}
+    for backend in ("openai", "sglang", "torch"):
+        with pytest.raises(SloBenchError, match=r"models .* only with simulated, vllm"):
+            Experiment(systems="prism", backend=backend, **fleet).plan()
+    with pytest.raises(SloBenchError, match="vllm serves one model"):
+        Experiment(systems="vllm", backend="vllm", **fleet).plan()
+    with pytest.raises(SloBenchError, match="say which"):
+        Experiment(systems="prism", backend="vllm", rates=1).plan()
 
 
 def test_a_variant_cannot_set_what_has_no_effect():

@@ -186,7 +186,7 @@ class Moving(VllmSharing):
         cluster.send(r, model_instance)
 
     def control_step(self, cluster: SharedGpuCluster) -> None:
-        if not cluster.migrations:
+        if not cluster.activations:
             old = cluster.serving[0]
             assert old is not None
             new = cluster.activate(cluster.models[0], (1,))

@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from slo_bench.harness.core.multi_model_policy import Gpus
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.prism.prism_controller import PrismGlobal
+from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.servers.gateway import serving
-from slo_bench.harness.servers.gateway.served_models import SharedPlan
+from slo_bench.harness.servers.gateway.served_models import plan_in_places
 from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
@@ -38,7 +40,7 @@ class Stage:
         self.fails: set[str] = set()
         self._stacks: dict[str, contextlib.ExitStack] = {}
 
-    def activate(self, model: str) -> Endpoint:
+    def activate(self, model: str, gpus: Gpus, kv_tokens: int | None) -> Endpoint:
         self.told.append(f"+{model}")
         if model in self.fails:
             raise SloBenchError("out of memory")
@@ -47,7 +49,7 @@ class Stage:
         self.up[model] = self._stacks[model].enter_context(mock(config))
         return Endpoint.parse(self.up[model].url)
 
-    def evict(self, model: str) -> None:
+    def evict(self, model: str, gpus: Gpus) -> None:
         self.told.append(f"-{model}")
         self._stacks.pop(model).close()
 
@@ -63,7 +65,8 @@ def models() -> Iterator[Callable[..., str]]:
 
         def up(stage: Stage, policy: PrismGlobal | None = None, **more: object) -> str:
             stack.callback(stage.close)
-            plan = SharedPlan(("a", "b"), stage, policy or PrismGlobal(), **more)
+            policy = policy or PrismGlobal(control_every_s=0.1)
+            plan = plan_in_places(("a", "b"), stage, policy, **more)
             return stack.enter_context(serving(plan))
 
         yield up
@@ -140,9 +143,9 @@ def test_activation_serves_all_requests_waiting_for_the_model(models, asking):
     go_on = threading.Event()
 
     class Slow(Stage):
-        def activate(self, model: str) -> Endpoint:
+        def activate(self, model: str, gpus: Gpus, kv_tokens: int | None) -> Endpoint:
             assert go_on.wait(PATIENCE_S)
-            return super().activate(model)
+            return super().activate(model, gpus, kv_tokens)
 
     stage = Slow()
     url = models(stage, max_active_models=1)
@@ -233,10 +236,10 @@ def test_activating_model_does_not_delay_others(models, asking):
     go_on = threading.Event()
 
     class Slow(Stage):
-        def activate(self, model: str) -> Endpoint:
+        def activate(self, model: str, gpus: Gpus, kv_tokens: int | None) -> Endpoint:
             if model == "b":
                 assert go_on.wait(PATIENCE_S)
-            return super().activate(model)
+            return super().activate(model, gpus, kv_tokens)
 
     stage = Slow()
     url = models(stage)
@@ -248,16 +251,17 @@ def test_activating_model_does_not_delay_others(models, asking):
 
 
 @pytest.mark.parametrize(
-    ("plan", "problem"),
+    ("names", "policy", "places", "problem"),
     [
-        (SharedPlan((), Stage(), PrismGlobal()), "needs a model"),
-        (SharedPlan(("a", "a"), Stage(), PrismGlobal()), "two models are named a"),
-        (SharedPlan(("a",), Stage(), PrismGlobal(), max_active_models=0), "at least 1"),
+        ((), PrismGlobal(), None, "needs a model"),
+        (("a", "a"), PrismGlobal(), None, "two models are named a"),
+        (("a",), PrismGlobal(), 0, "at least 1"),
+        (("a",), StaticPartition(), 1, "by their memory"),
     ],
 )
-def test_models_plan_refuses_impossible_settings(plan, problem):
-    with pytest.raises(SloBenchError, match=problem), serving(plan):
-        pass
+def test_models_plan_refuses_impossible_settings(names, policy, places, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        plan_in_places(names, Stage(), policy, places).check()
 
 
 def test_trace_with_models_is_measured_over_the_gateway(models, tmp_path):

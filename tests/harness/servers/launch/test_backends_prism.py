@@ -58,3 +58,39 @@ def test_prism_serves_two_models_in_one_place(started_serve, installed, tiny_mod
         assert printed.count("has left") == 1
     for model in models:
         assert (tmp_path / "servers" / f"s-{model.name}.log").is_file()
+
+
+def test_run_wakes_and_evicts_real_models_where_the_simulator_does(installed, tiny_model, tmp_path):
+    from slo_bench.harness.experiments.experiment import Experiment
+
+    installed("vllm")
+    models = [tmp_path / name for name in "abc"]
+    for model in models:
+        shutil.copytree(tiny_model("vllm"), model)
+    trace = tmp_path / "trace.csv"
+    rows = [
+        f"{k},20,4,{'abc'[k // 3]}" for k in range(9)
+    ]  # a model is idle when the next one comes
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows]) + "\n")
+    common = {
+        "systems": ("prism", "static-partition"),
+        "workload": str(trace),
+        "replay_speeds": 1.0,
+        "models": f"assign({', '.join(map(str, models))})",
+        "model": str(models[0]),
+        "gpus": 2,
+        "gpu": "a10",
+        "memory_share": 0.0506,  # one model of three on each
+        "slo": f"ttft={PATIENCE_S}",
+        "parameters": {
+            name: {"max_num_batched_tokens": (8192,)} for name in ("prism", "static-partition")
+        },
+    }
+    server = {"args": ("--max-model-len=512",), "startup_timeout_s": PATIENCE_S}
+    measured = Experiment(backend="vllm", server=server, **common).run(tmp_path / "run").rows()
+    simulated = Experiment(**common).run(tmp_path / "simulated").rows()
+    for real, same in zip(measured, simulated, strict=True):
+        for column in ("system", "models_unplaced", "count_activations", "attainment"):
+            assert real[column] == same[column], column
+    assert [row["models_unplaced"] for row in measured] == [0, 1]
+    assert (tmp_path / "run" / "servers" / "prism.log").read_text().count("has left") == 1

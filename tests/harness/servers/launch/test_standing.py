@@ -80,11 +80,11 @@ def stage(tmp_path: Path, *, sleeps: bool) -> ServerLifecycle:
 
 def test_models_without_sleep_mode_are_stopped_and_started(tmp_path, fakes):
     model_stage = stage(tmp_path, sleeps=False)
-    first = model_stage.activate("a")
-    model_stage.evict("a")
+    first = model_stage.activate("a", (0,), None)
+    model_stage.evict("a", (0,))
     assert [fake.running for fake in fakes] == [False]
-    assert model_stage.activate("a").url != first.url
-    model_stage.activate("b")
+    assert model_stage.activate("a", (0,), None).url != first.url
+    model_stage.activate("b", (0,), None)
     assert [fake.running for fake in fakes] == [False, True, True]
     model_stage.close()
     assert not any(fake.running for fake in fakes)
@@ -94,27 +94,55 @@ def test_models_without_sleep_mode_are_stopped_and_started(tmp_path, fakes):
 
 def test_models_with_sleep_mode_are_started_once(tmp_path, fakes):
     model_stage = stage(tmp_path, sleeps=True)
-    first = model_stage.activate("a")
+    first = model_stage.activate("a", (0,), None)
     for _ in range(2):
-        model_stage.evict("a")
-        assert model_stage.activate("a") == first
+        model_stage.evict("a", (0,))
+        assert model_stage.activate("a", (0,), None) == first
     [fake] = fakes
     assert fake.paths == ["/sleep?level=1", "/wake_up"] * 2
     assert fake.running
-    model_stage.evict("a")
+    model_stage.evict("a", (0,))
     fake.running = False  # it died in its sleep
-    model_stage.activate("a")
+    model_stage.activate("a", (0,), None)
     assert len(fakes) == 2
     fakes[1].status = 500
     with pytest.raises(ServerError, match="sleep"):
-        model_stage.evict("a")
+        model_stage.evict("a", (0,))
+    model_stage.close()
+
+
+def test_model_that_sleeps_on_one_gpu_is_started_on_another(tmp_path, fakes):
+    model_stage = stage(tmp_path, sleeps=True)
+    first = model_stage.activate("a", (0,), None)
+    model_stage.evict("a", (0,))
+    assert model_stage.activate("a", (1,), None) != first
+    assert model_stage.activate("a", (0,), None) == first
+    assert [fake.paths for fake in fakes] == [["/sleep?level=1", "/wake_up"], []]
+    model_stage.close()
+
+
+def test_server_of_a_model_gets_its_gpu_and_its_kv_memory(tmp_path, fakes, monkeypatch):
+    launches: list[Serve] = []
+    start = Serve.start
+    monkeypatch.setattr(
+        Serve, "start", lambda self, *a, **k: launches.append(self) or start(self, *a, **k)
+    )
+    serves = {name: Serve("vllm", name) for name in "ab"}
+    model_stage = ServerLifecycle(serves, tmp_path / "log", gpu_names=("x", "y"), block_size=32)
+    model_stage.activate("a", (1,), 1000)
+    assert (launches[0].own_gpus, launches[0].num_gpu_blocks, launches[0].block_size) == (
+        ("y",),
+        31,
+        32,
+    )
+    assert launches[0]._gpus(1) == [("y",)]
     model_stage.close()
 
 
 def test_model_server_that_starts_after_closing_is_stopped(tmp_path, fakes):
     model_stage = stage(tmp_path, sleeps=False)
     model_stage.close()
-    model_stage.activate("a")
+    model_stage.activate("a", (0,), None)
     assert not fakes[0].running
 
 
@@ -130,10 +158,10 @@ def cuda(monkeypatch, tmp_path) -> Environment:
 def test_stage_uses_sleep_mode_where_the_server_has_it(cuda, tmp_path):
     messages: list[str] = []
     common = Serve("vllm", "m")
-    stage_of(["x/a", "x/b"], common, PrismGlobal(), tmp_path / "log", say=messages.append)
-    stage_of(
-        ["x/a"], common, PrismGlobal(activation="naive"), tmp_path / "log", say=messages.append
-    )
+    models = {"a": "x/a", "b": "x/b"}
+    stage_of(models, common, PrismGlobal(), tmp_path / "log", say=messages.append)
+    naive = PrismGlobal(activation="naive")
+    stage_of(models, common, naive, tmp_path / "log", say=messages.append)
     assert "are woken up" in messages[0]
     assert "are stopped" in messages[1]
 
@@ -184,8 +212,8 @@ def test_prism_alone_of_multi_model_systems_runs_on_servers():
     assert shared_policy("prism", {"worth_s": 3.0}, "vllm") == PrismGlobal(worth_s=3.0)
     with pytest.raises(SloBenchError, match="simulated alone"):
         shared_policy("muxserve", {}, "vllm")
-    with pytest.raises(SloBenchError, match="control_every_s decides nothing"):
-        shared_policy("prism", {"control_every_s": 3.0}, "vllm")
+    with pytest.raises(SloBenchError, match="low_memory decides nothing"):
+        shared_policy("prism", {"low_memory": 0.3}, "vllm")
     assert served_names(["x/a", "b/"]) == ["a", "b"]
 
 
