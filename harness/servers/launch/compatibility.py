@@ -63,10 +63,12 @@ def check_embedder(system: System, backend: str) -> None:
 
 def limitation(system: System, backend: str) -> str:
     """What of a system that can run on this backend does not happen there; empty if nothing."""
-    if backend == SIMULATED or not isinstance(system.policy, Collocated):
-        return ""
     kind = server_kinds().get(backend)
-    if kind is None or not kind.embedder_beside:
+    if kind is None or system.cluster is not None:
+        return ""
+    if not isinstance(system.policy, Collocated):
+        return kind.policy_limitation(system.policy)
+    if not kind.embedder_beside:
         return "it decides on generation requests alone; no embedder runs beside the model there"
     if system.policy.merges:
         return (
