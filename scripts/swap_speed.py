@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block-kib", type=int, default=64, help="of one block in one layer")
     parser.add_argument("--at-least", type=float, default=0.0, metavar="SHARE")
     options = parser.parse_args(arguments)
-    most = max(COUNTS)
-    shape = (2, 2 * most, options.block_kib * 256)  # bfloat16: keys and values of a layer
+    max_blocks = max(COUNTS)
+    shape = (2, 2 * max_blocks, options.block_kib * 256)  # bfloat16: keys and values of a layer
     layers = [
         torch.zeros(shape, dtype=torch.bfloat16, device=options.device).unbind(0)
         for _ in range(options.layers)
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cpu":
         torch.set_num_threads(1)
         lane = HostLane(time.thread_time)
-    copies = SwapCopies([part for layer in layers for part in layer], most, lane)
-    block_ids = random.Random(0).sample(range(2 * most), most)
+    copies = SwapCopies([part for layer in layers for part in layer], max_blocks, lane)
+    block_ids = random.Random(0).sample(range(2 * max_blocks), max_blocks)
     print(f"{options.device}: {options.layers} layers, {copies.block_bytes / 2**20:g} MiB a block")
     share = 0.0
     for blocks in COUNTS:
