@@ -172,6 +172,12 @@ CHECKS = (
         positive("preemptions_swap", "decisions_victim"),
     ),
     Check(
+        "swap-speed",
+        "the copies of a swap in vLLM beside the link to pinned memory",
+        ("cuda",),
+        ("python scripts/swap_speed.py --device cuda:0 --at-least 0.7",),
+    ),
+    Check(
         "vllm-profile",
         "step times of vLLM from its step log, and a simulation with them",
         ("cuda", "vllm"),
@@ -266,8 +272,13 @@ REQUIREMENTS: Mapping[str, tuple[Callable[[], bool], str]] = {
 def words_of(command: str, models: Path) -> list[str]:
     """A command line with paths and programs filled in."""
     words = shlex.split(command.format(models=models))
-    program = {"slo-bench": CLI, "pytest": (sys.executable, "-m", "pytest")}[words[0]]
-    rest = [str(ROOT / word) if word.startswith("tests/") else word for word in words[1:]]
+    program = {
+        "slo-bench": CLI,
+        "pytest": (sys.executable, "-m", "pytest"),
+        "python": (sys.executable,),
+    }[words[0]]
+    ours = ("tests/", "scripts/")
+    rest = [str(ROOT / word) if word.startswith(ours) else word for word in words[1:]]
     return [*program, *rest]
 
 

@@ -57,7 +57,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from slo_bench.harness.policies.systems import system
+from slo_bench.harness.policies.systems import System, system
 from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
 from slo_bench.harness.servers.launch.compatibility import compatibility_of, limitation
 from slo_bench.predictors.fitted_to_papers import fitted_to
@@ -467,7 +467,7 @@ def _backends_block(fields: Mapping[str, Any], results: Path) -> str:
     rows, backends = [], list[str]()
     limited: dict[str, dict[str, list[str]]] = {}  # by reason and system: the backends
     for name in fields["systems"]:
-        where = system(name)
+        where = _configured(name)
         marks, refusals = [], compatibility_of(where)
         backends = list(refusals)
         for backend, refusal in refusals.items():
@@ -478,6 +478,16 @@ def _backends_block(fields: Mapping[str, Any], results: Path) -> str:
         rows.append((f"`{name}`", *marks))
     reasons = (f"- {_placed(systems)}: {reason}." for reason, systems in limited.items())
     return "\n".join([*_markdown(("system", *backends), rows), "", *reasons])
+
+
+def _configured(name: str) -> System:
+    """A system of `NAME` or `NAME with PARAMETER=VALUE …`; true, false, or text."""
+    name, _, settings = name.partition(" with ")
+    values: dict[str, Any] = {}
+    for setting in settings.split():
+        parameter, _, text = setting.partition("=")
+        values[parameter] = {"true": True, "false": False}.get(text, text)
+    return system(name).with_parameters(**values)
 
 
 def _placed(systems: Mapping[str, Sequence[str]]) -> str:

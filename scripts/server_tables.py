@@ -136,6 +136,14 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *("--system", "ascendra", "--sweep", "ascendra.n_lp=1", "--sweep", "ascendra.n_hp=1"),
         *("--rates", "2,4", "--slo", "ttft=0.5,tpot=0.1"),
     ),
+    "sglang": (
+        *("--backend", "sglang", "--model", MODEL, "--seeds", "1", "--sweep", "block_size=16"),
+        *("--workload", "sharegpt", "--requests", "40", "--rates", "1"),
+        *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,96)"),
+        *("--sweep", "num_gpu_blocks=64", "--slo", "ttft=uniform(1,20),tpot=0.5"),
+        *("--system", "ascendra-lp", "--system", "prism-queue", "--system", "collocation"),
+        *("--system", "adaptivellm", "--system", "sglang"),
+    ),
 }
 FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
 ROUNDS = {"uellm-at-once": 3}

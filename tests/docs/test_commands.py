@@ -83,6 +83,9 @@ NOT_RUN = {
     "--duration 120": "a server under load: tests/harness/servers/launch/test_backends_observe.py",
     # Not on these machines.
     "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
+    "python scripts/swap_speed.py --layers 16 --block-kib 32": (
+        "torch; tests/scripts/test_swap_speed.py"
+    ),
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",
     "slo-bench tune placement --model llama-3.1-70b": "asks nvidia-smi for this machine's GPUs",

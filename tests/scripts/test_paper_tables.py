@@ -227,3 +227,23 @@ def test_output_block_with_lines_shows_the_first_ones(tables, tmp_path):
     head = '<!-- output: name = "three", command = ["x"], lines = 2 -->'
     page = tables.written(f"{head}\n<!-- end -->", tmp_path)
     assert "```text\nfirst\nsecond\n```" in page
+
+
+@pytest.mark.parametrize(
+    "page", ["adaptivellm", "ascendra", "banaserve", "collocation", "prism", "uellm"]
+)
+def test_each_papers_page_has_the_table_of_where_it_runs(tables, page):
+    text = (tables.PAGES / f"{page}.md").read_text(encoding="utf-8")
+    blocks = [match for match in tables._BLOCK.finditer(text) if match[2] == "backends"]
+    assert blocks
+    for block in blocks:
+        fields = tables.block_fields(block[3])
+        assert block[4].strip() == tables._backends_block(fields, tables.RESULTS).strip()
+        assert "| system | simulated | vllm | sglang | torch |" in block[4]
+
+
+def test_backends_of_a_system_with_parameters_are_its_own(tables):
+    plain, routing = "banaserve", "banaserve with store=false layer_moves=false head_moves=false"
+    block = tables._backends_block({"systems": [plain, routing]}, tables.RESULTS)
+    assert f"| `{plain}` | yes | no | no | yes |" in block
+    assert f"| `{routing}` | yes | yes | no | yes |" in block

@@ -115,7 +115,7 @@ class Ascendra(ClusterPolicy):
 
     def on_servers(self, policy: AnyPolicy) -> OnServers:
         assert isinstance(policy, AscendraLp)
-        refusals = {"sglang": "its HP instances compute prompts whole, which SGLang does not"}
+        refusals = {"sglang": "offload from LP to HP instances is carried out before vLLM alone"}
         if self.performance_model == "given":
             refusals[""] = (
                 "a server learns how long its steps take, and is not told: set "

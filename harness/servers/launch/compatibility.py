@@ -71,10 +71,12 @@ def limitation(system: System, backend: str) -> str:
             "a model stands on one GPU, and its server has KV memory of its own, which models "
             "share only with kvcached on GPUs; the gateway counts pages as requests enter and end"
         )
-    if backend == SIMULATED or not isinstance(system.policy, Collocated):
-        return ""
     kind = server_kinds().get(backend)
-    if kind is None or not kind.embedder_beside:
+    if kind is None or system.cluster is not None:
+        return ""
+    if not isinstance(system.policy, Collocated):
+        return kind.policy_limitation(system.policy)
+    if not kind.embedder_beside:
         return "it decides on generation requests alone; no embedder runs beside the model there"
     if system.policy.merges:
         return (

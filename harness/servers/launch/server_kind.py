@@ -155,6 +155,7 @@ class ServerKind:
 
     Policies:
         policy_refusal: reason why a policy cannot run inside; empty if it can.
+        policy_limitation: what of a policy that can run does not happen; empty if nothing.
         executes_controllers: the server carries out what a controller over several instances
             decides, where the controller allows; else the controller stands before its servers.
         values_field: request field with a policy's inputs.
@@ -204,6 +205,7 @@ class ServerKind:
     policy_refusal: Callable[[AnyPolicy], str] = lambda policy: (
         "no policy runs inside it; the system of the server's own name is the server as it is"
     )
+    policy_limitation: Callable[[AnyPolicy], str] = lambda policy: ""
     executes_controllers: bool = False
     values_field: str | None = None
     plugin: EntryPoint | None = None

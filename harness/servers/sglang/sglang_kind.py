@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
+from ...core.policy import Policy
 from ...core.wire import SGLANG_FIELD
 from ...load_generator.server_metrics import MetricNames
 from ..launch.server_kind import (
@@ -21,7 +22,7 @@ from ..launch.server_kind import (
 )
 from . import plugin
 from .plugin import targets
-from .plugin.sglang_compatibility import refusal
+from .plugin.sglang_compatibility import launch_args, limitation, refusal
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
@@ -86,6 +87,8 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
             *("--grammar-backend", "none", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
             "--sleep-on-idle",  # else a core is spent on polling, which clients share with it
         ]
+    if isinstance(launch.policy, Policy):
+        argv += launch_args(launch.policy)
     return [*argv, *launch.server_args]
 
 
@@ -159,6 +162,7 @@ SGLANG = ServerKind(
     stage_layers_variable="SGLANG_PP_LAYER_PARTITION",  # `sglang.srt.distributed.utils`
     stages_refusal=_stages_refusal,
     policy_refusal=refusal,
+    policy_limitation=limitation,
     values_field=SGLANG_FIELD,
     plugin=EntryPoint(
         "slo_bench", f"{plugin.__name__}.sglang_plugin:register", "sglang.srt.plugins"

@@ -3,22 +3,27 @@
 SGLang executes: it manages blocks, batches and outputs. The policy's decisions are put where SGLang
 reads them: the next request in the order of its waiting queue, the victim in the order of
 retraction. Rejected, dropped and offloaded requests are removed from the queue with an error.
-Limits are those of the policy, within the limits that the server was started with.
+Limits are those of the policy, within the limits that the server was started with. A request enters
+where the policy has room for it and SGLang, too, by its own estimate of output lengths.
+
+The policy is asked when something has changed. Until then SGLang's `batch_is_full` keeps the queue
+closed behind a request that did not fit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from ....core.decisions import ReleaseReason
-from ....core.policy import Key, Policy
+from ....core.decisions import Limits, NextQueue, ReleaseReason
+from ....core.policy import Key, Policy, overrides
 from ....core.queues.wait_queue import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
@@ -42,32 +47,113 @@ class Decider:
         self.view = SglangView(scheduler, self._hosted)
         self._victims: list[int] = []  # requests of which some are being retracted
         self._arrived = self._retracted = 0
+        own_chunk = scheduler.chunked_prefill_size
+        self._own_tokens = min(scheduler.max_prefill_tokens, own_chunk or math.inf)
+        self._changed = True  # since the policy was last asked
+        self._open = True  # the policy lets waiting requests enter
+        self._head: Any = None  # of the queue, when the policy was last asked
+        self._decoding = False  # SGLang puts a decode step together
+        self._calls_headroom = overrides(self._policy, "headroom_blocks")
+        self._calls_next_queue = overrides(self._policy, "next_queue")
+        self._limits = Limits()
         self._limit()
+        if not self._limits.chunked and own_chunk is not None:
+            raise RuntimeError("the policy splits no prompt: start with --chunked-prefill-size -1")
 
     def _limit(self) -> None:
-        scheduler = self._scheduler
-        limits = self._policy.limits(self.view)
-        if reason := refusal_of(limits):
+        self._limits = self.view.limits = self._policy.limits(self.view)
+        if reason := refusal_of(self._limits):
             raise RuntimeError(f"SGLang cannot run this policy: {reason}")
-        self._max_seqs = limits.max_seqs
-        page = self.view.block_size
-        budget = max(page, limits.token_budget // page * page)
-        scheduler.max_prefill_tokens = min(scheduler.max_prefill_tokens, budget)
+
+    # ---------------------------------------------------------------- one step
+
+    def plan(self, running_batch: Any, last_batch: Any) -> None:
+        """Prepare a step: what the policy says about the present batch and queue."""
+        batches = [running_batch, last_batch]
+        if self._policy.may_start_at_timeout:
+            self._look(batches)
+        else:
+            self.expire_timeouts(batches)
+        queue = self._scheduler.waiting_queue
+        head = None
+        if queue and self._policy.queue_order == "linear-in-time":
+            head = min(queue, key=self._rank)
+        if not self._changed and head is self._head:
+            return
+        self._changed, self._head = False, head
+        if self._policy.dynamic_limits:
+            self._limit()
+        if self._calls_next_queue and queue:
+            self._sort(queue)
+            self._open = self._policy.next_queue(self.view) is not NextQueue.NONE
+        running_batch.batch_is_full = False
+
+    def planned(self) -> None:
+        """A step has been put together."""
+        if self._policy.may_start_at_timeout:
+            self._expire()
+
+    def prefill_waits(self, running_batch: Any) -> bool:
+        """Set the tokens of the next prefill; True: none fits beside the decodes."""
+        scheduler = self._scheduler
+        page, decodes = self.view.block_size, running_batch.batch_size()
+        beside = decodes if scheduler.is_mixed_chunk else 0
+        chunk = max(0, int(min(self._limits.token_budget, self._own_tokens)) - beside)
+        chunk = chunk // page * page
+        if not chunk and decodes:
+            return True
+        scheduler.max_prefill_tokens = beside + max(chunk, page)
         if scheduler.chunked_prefill_size is not None:
-            scheduler.chunked_prefill_size = min(scheduler.chunked_prefill_size, budget)
+            scheduler.chunked_prefill_size = scheduler.max_prefill_tokens
+        return False
 
     def room(self, allocatable: int, running: int) -> int:
         """Number of requests that may enter: SGLang's own room, within the policy's limit."""
-        return min(allocatable, self._max_seqs - running)
+        return min(allocatable, self._limits.max_seqs - running) if self._open else 0
+
+    def may_enter(self, adder: Any, req: Any) -> bool:
+        """Whether the policy has room for a request; always where no other runs."""
+        r, limits = ours(req), self._limits
+        if r is None or not (limits.watermark_blocks or self._calls_headroom):
+            return True
+        running = [] if adder.running_batch is None else adder.running_batch.reqs
+        if not (running or adder.can_run_list):
+            return True
+        view = self.view
+        view.look_at_entering(running, adder.can_run_list)
+        blocks = -(-r.target_tokens // view.block_size) + limits.watermark_blocks
+        return blocks + self._policy.headroom_blocks(r, view) <= view.free_blocks
+
+    @contextlib.contextmanager
+    def decode_step(self) -> Iterator[None]:
+        """SGLang puts a decode step together, and retracts requests where memory is short."""
+        self._decoding = True
+        try:
+            yield
+        finally:
+            self._decoding = False
+
+    def has_headroom(self, batch: Any, selected: Sequence[int] | None) -> bool:
+        """Whether a decode step of these requests leaves the policy's headroom free, which is for
+        others than the last request.
+        """
+        headroom = self._limits.decode_headroom_blocks
+        n_requests = len(batch.reqs if selected is None else selected)
+        if not (self._decoding and headroom) or n_requests <= 1:
+            return True
+        growth = batch.new_tokens_required_next_decode(selected) // self.view.block_size
+        return bool(self.view.free_blocks - growth >= headroom)
 
     # ---------------------------------------------------------------- coming and going
 
     def comes(self, req: Any) -> bool:
         """Admit a request that enters the queue, for the first time or again; False: rejected."""
         self.view.look(type(self).clock())
+        self._changed = True
         r = ours(req)
         if r is not None:  # retracted
             r.phase = Phase.WAITING
+            r.target_tokens = len(req.origin_input_ids) + len(req.output_ids)
             r.recomputes += 1
             self._retracted += 1
             if r.seq in self._victims:
@@ -104,9 +190,15 @@ class Decider:
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
-        queue = self._scheduler.waiting_queue
+        self._look(batches)
+        self._expire()
+
+    def _look(self, batches: Iterable[Any]) -> None:
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
+
+    def _expire(self) -> None:
+        queue = self._scheduler.waiting_queue
         self._failed |= self._hosted.errors.failed()
         for r, why in list(self._failed.items()):
             position = next(
@@ -133,6 +225,7 @@ class Decider:
         self._end(req, f"{why} by the policy", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _end(self, req: Any, why: str, status: HTTPStatus) -> None:
+        self._changed = True
         scheduler = self._scheduler
         scheduler._release_aborted_request(req)
         scheduler.beam_coordinator.retire_group(req)
@@ -152,6 +245,9 @@ class Decider:
     def order(self, queue: list[Any], running: Any) -> None:
         """Sort the waiting queue in place."""
         self.view.look(type(self).clock(), [] if running is None else [running.reqs])
+        self._sort(queue)
+
+    def _sort(self, queue: list[Any]) -> None:
         if self._policy.queue_order == "prefix-cache":
             by_arrival = len(queue) > REKEY_AT_MOST
             for r in all_ours(queue):
@@ -191,8 +287,10 @@ class Decider:
         if entered:
             waiting = [r.seq for r in all_ours(self._scheduler.waiting_queue)]
             self._hosted.decisions.enter(entered, waiting)
+        decoding = set(all_ours(batch.decoding_reqs or ())) if prefill else set()
+        self._changed |= prefill
         for r in all_ours(batch.reqs):
-            r.phase = Phase.PREFILL if prefill else Phase.DECODE
+            r.phase = Phase.PREFILL if prefill and r not in decoding else Phase.DECODE
             if math.isnan(r.first_scheduled_s):
                 r.first_scheduled_s = now_s
         free_blocks = self.view.free_blocks if self.steps.log.wanted else 0
@@ -208,8 +306,11 @@ class Decider:
         self.view.look(now_s)
         for r in all_ours(batch.reqs):
             req = r.req
+            if req.output_ids and math.isnan(r.first_token_s):
+                r.first_token_s = now_s
             if r.phase is Phase.DONE or not req.finished():
                 continue
+            self._changed = True
             r.phase = Phase.DONE
             r.finish_s = now_s
             r.emitted_tokens = r.output_tokens = len(req.output_ids)

@@ -7,32 +7,47 @@ from ....core.policy import AnyPolicy, Policy, overrides
 from ....policies.sglang import Sglang
 from ...plugin.contract import IdleView
 
-_NOT_OFFERED = {
-    "preemption_mode": "SGLang takes KV from a request only by discarding it (no swap, no stall)",
-    "next_queue": "SGLang knows one waiting queue, and nobody waits with KV elsewhere",
-    "headroom_blocks": "SGLang reserves room by its own estimate of output lengths",
-    "reserved_blocks": "SGLang promises no blocks for life",
-}
+_NO_SWAP = "SGLang takes KV from a request only by discarding it (no swap, no stall)"
+_ORDER_HOOKS = ("queue_key", "queue_key_line", "victim_key")
 
 
 def refusal(policy: AnyPolicy) -> str:
     """Reason why this policy cannot run inside SGLang; empty if it can."""
     if not isinstance(policy, Policy):
-        return "it forms static batches, which SGLang does not"
+        instead = f"; {policy.continuous} is what a server can run of it" * bool(policy.continuous)
+        return f"it forms static batches, which SGLang does not{instead}"
     if isinstance(policy, Sglang):
         return "it is what SGLang does by itself: run the server unpatched"
-    for hook, reason in _NOT_OFFERED.items():
-        if overrides(policy, hook):
-            return f"it decides {hook}: {reason}"
-    if policy.dynamic_limits:
-        return "its limits change as it runs; SGLang's are set at the start"
+    if overrides(policy, "reserved_blocks"):
+        return "it decides reserved_blocks: SGLang promises no blocks for life"
+    if _chooses_mode(policy) and not any(overrides(policy, hook) for hook in _ORDER_HOOKS):
+        return f"it decides preemption_mode: {_NO_SWAP}"
     return refusal_of(policy.limits(IdleView(policy)))
+
+
+def limitation(policy: AnyPolicy) -> str:
+    """What of a policy that can run inside SGLang does not happen there; empty if nothing."""
+    if isinstance(policy, Policy) and _chooses_mode(policy):
+        return f"its order decides, and each victim is recomputed: {_NO_SWAP}"
+    return ""
 
 
 def refusal_of(limits: Limits) -> str:
     """Reason why SGLang cannot keep these limits; empty if it can."""
-    if not limits.chunked:
-        return "it never splits a prompt; SGLang decides itself what it splits"
-    if limits.watermark_blocks or limits.decode_headroom_blocks:
-        return "it keeps blocks free as a watermark, which SGLang does not"
+    if limits.mixed_batches and not limits.chunked:
+        return "it computes whole prompts beside decodes; SGLang mixes them with chunks alone"
     return ""
+
+
+def launch_args(policy: Policy) -> list[str]:
+    """Options of the server for prompts as the policy's limits have them: whole, or in chunks that
+    share steps with decodes.
+    """
+    limits = policy.limits(IdleView(policy))
+    if not limits.chunked:
+        return ["--chunked-prefill-size", "-1"]
+    return ["--enable-mixed-chunk"] if limits.mixed_batches else []
+
+
+def _chooses_mode(policy: Policy) -> bool:
+    return overrides(policy, "preemption_mode")

@@ -16,9 +16,13 @@ from ...plugin.contract import PolicySpec, StepLog, announce, asked_for
 from .sglang_compatibility import refusal
 from .sglang_steps import SglangSteps, engine_settings, requests_left
 from .targets import (
+    ADD,
     ALLOCATABLE,
+    DECODE,
+    DEFER,
     ENQUEUE,
     HOOKS,
+    MEMORY,
     NEXT_BATCH,
     ORDER,
     RESULT,
@@ -53,6 +57,10 @@ def register() -> None:
         STARTED: hooks.started,
         ENQUEUE: hooks.enqueue,
         NEXT_BATCH: hooks.next_batch,
+        DEFER: hooks.defer,
+        DECODE: hooks.decode,
+        ADD: hooks.add,
+        MEMORY: hooks.memory,
         ALLOCATABLE: hooks.allocatable,
         RUN: hooks.run,
         RESULT: hooks.result,
@@ -157,9 +165,36 @@ class _Hooks:
     def next_batch(
         self, original: Any, scheduler: Any, running_batch: Any, last_batch: Any, **kw: Any
     ) -> Any:
-        self._decider.expire_timeouts([running_batch, last_batch])
+        self._decider.plan(running_batch, last_batch)
         self._decider.write_tally()
-        return original(scheduler, running_batch=running_batch, last_batch=last_batch, **kw)
+        plan = original(scheduler, running_batch=running_batch, last_batch=last_batch, **kw)
+        self._decider.planned()
+        return plan
+
+    def defer(
+        self, original: Any, scheduler: Any, running_batch: Any, *args: Any, **kw: Any
+    ) -> Any:
+        waits = self._decider.prefill_waits(running_batch)
+        return waits or original(scheduler, running_batch, *args, **kw)
+
+    def add(self, original: Any, adder: Any, req: Any, *args: Any, **kw: Any) -> Any:
+        if not self._decider.may_enter(adder, req):
+            from sglang.srt.managers.schedule_policy import AddReqResult
+
+            return AddReqResult.NO_TOKEN
+        return original(adder, req, *args, **kw)
+
+    def decode(self, original: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        with self._decider.decode_step():
+            return original(scheduler, batch, *args, **kw)
+
+    def memory(
+        self, original: Any, batch: Any, selected_indices: Any = None, *args: Any, **kw: Any
+    ) -> bool:
+        fits = bool(original(batch, selected_indices, *args, **kw))
+        # During warm-up there is no decider yet.
+        headroom = self._decider is None or self._decider.has_headroom(batch, selected_indices)
+        return fits and headroom
 
     def allocatable(
         self, original: Any, scheduler: Any, running_bs: int, *args: Any, **kw: Any

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from ....core.decisions import Line, NextQueue
+from ....core.decisions import Limits, Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
 from ....core.wire import predicted_length_from_wire, priority_from_wire, slo_from_wire
@@ -70,14 +70,22 @@ class SglangView(HostedView):
         super().__init__(hosted)
         self._scheduler = scheduler
         self._running: Sequence[Sequence[Any]] = ()
+        self._entering: Sequence[Any] = ()  # in the prefill that is being put together
         self._batch: list[SglangRequest] | None = None
+        self.limits = Limits()  # of the policy; `admissible` and `free_blocks` keep to them
 
     def look(self, now_s: float, running: Sequence[Sequence[Any]] | None = None) -> None:
         """Set the clock and the lists of SGLang's running requests; None: unchanged."""
         self.time_s = now_s
         self._batch = None
+        self._entering = ()
         if running is not None:
             self._running = running
+
+    def look_at_entering(self, running: Sequence[Any], entering: Sequence[Any]) -> None:
+        """Set the requests that decode, and those that have entered in this step so far."""
+        self.look(self.time_s, [running, entering])
+        self._entering = entering
 
     @property
     def batch(self) -> list[SglangRequest]:
@@ -102,7 +110,29 @@ class SglangView(HostedView):
     def free_blocks(self) -> int:
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
-        return int(free + scheduler.tree_cache.evictable_size()) // self.block_size
+        free_blocks = int(free + scheduler.tree_cache.evictable_size()) // self.block_size
+        return free_blocks - self._promised_blocks()
+
+    def _promised_blocks(self) -> int:
+        """Blocks that admitted prompts have still to take: those that enter in this step, and where
+        prompts reserve theirs on entry also the rest of one in chunks.
+        """
+        promised, whole = 0, not self.limits.allocate_per_chunk
+        chunked, entering = self._scheduler.chunked_req, list(self._entering)
+        if whole and chunked is not None and chunked not in entering:
+            entering.append(chunked)
+        for req in entering:
+            r = ours(req)
+            tokens = r.target_tokens if r is not None and whole else req.extend_end
+            held = max(req.prefix_len // self.block_size, self._allocated_blocks(req))
+            promised += max(0, self._blocks(tokens) - held)
+        return promised
+
+    def _allocated_blocks(self, req: Any) -> int:
+        return self._blocks(int(req.kv.kv_allocated_len))
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
 
     @property
     def host_free_blocks(self) -> int:
@@ -150,8 +180,20 @@ class SglangView(HostedView):
         return list(self.batch)
 
     def admissible(self, group: NextQueue) -> list[RequestState]:
-        """Not available: policies that override `next_queue` are refused."""
-        raise NotImplementedError
+        """The first waiting requests whose prompts fit now."""
+        if group is NextQueue.SWAPPED:
+            return []
+        limits = self.limits
+        free = self.free_blocks - limits.watermark_blocks
+        room = limits.token_budget - (self.n_decoding if limits.mixed_batches else 0)
+        fitting: list[RequestState] = []
+        for r in all_ours(self._scheduler.waiting_queue):
+            free -= self._blocks(r.target_tokens)
+            if free < 0 or room <= 0 or self.n_running + len(fitting) >= limits.max_seqs:
+                break
+            room -= r.target_tokens
+            fitting.append(r)
+        return fitting
 
     def kv_tokens(self, r: RequestState) -> int:
         return int(_req(r).kv.kv_committed_len)
@@ -160,7 +202,7 @@ class SglangView(HostedView):
         return len(_req(r).output_ids)
 
     def held_blocks(self, r: RequestState) -> int:
-        return -(-int(_req(r).kv.kv_allocated_len) // self.block_size)
+        return self._allocated_blocks(_req(r))
 
     def cached_tokens(self, r: RequestState) -> int:
         req = _req(r)

@@ -16,27 +16,38 @@ _MANAGERS = "sglang.srt.managers"
 STARTED = f"{_SCHEDULER}.__init__"
 ENQUEUE = f"{_SCHEDULER}._add_request_to_queue"
 NEXT_BATCH = f"{_SCHEDULER}.get_next_batch_to_run"
+DEFER = f"{_SCHEDULER}._should_defer_prefill"
+DECODE = f"{_SCHEDULER}.update_running_batch"
 ALLOCATABLE = f"{_SCHEDULER}.get_num_allocatable_reqs"
 RUN = f"{_SCHEDULER}.run_batch"
 RESULT = f"{_SCHEDULER}.process_batch_result"
 ORDER = f"{_MANAGERS}.schedule_policy.SchedulePolicy.calc_priority"
-VICTIMS = f"{_MANAGERS}.schedule_batch.ScheduleBatch._get_decode_retraction_order"
+ADD = f"{_MANAGERS}.schedule_policy.PrefillAdder.add_one_req"
+_BATCH = f"{_MANAGERS}.schedule_batch.ScheduleBatch"
+MEMORY = f"{_BATCH}.check_decode_mem"
+VICTIMS = f"{_BATCH}._get_decode_retraction_order"
 
 # Name to the parameters that come first, in this order.
 _HOOKED: dict[str, tuple[str, ...]] = {
     STARTED: ("self", "server_args"),
     ENQUEUE: ("self", "req", "is_retracted"),
     NEXT_BATCH: ("self", "running_batch", "last_batch"),
+    DEFER: ("self", "running_batch"),
+    DECODE: ("self", "batch"),
     ALLOCATABLE: ("self", "running_bs"),
     RUN: ("self", "batch"),
     RESULT: ("self", "batch", "result"),
     ORDER: ("self", "waiting_queue", "running_batch"),
+    ADD: ("self", "req", "has_chunked_req"),
+    MEMORY: ("self", "selected_indices"),
     VICTIMS: ("reqs",),
 }
 _CALLED: dict[str, tuple[str, ...]] = {
     f"{_SCHEDULER}._release_aborted_request": ("self", "req"),
     f"{_MANAGERS}.scheduler._make_abort_req": ("req", "finished_reason"),
     f"{_MANAGERS}.schedule_batch.Req.finished": ("self",),
+    f"{_MANAGERS}.schedule_policy.AddReqResult.NO_TOKEN": (),
+    f"{_BATCH}.new_tokens_required_next_decode": ("self", "selected_indices"),
     f"{_MANAGERS}.utils.is_health_check_generate_req": ("recv_req",),
     "sglang.srt.mem_cache.common.match_kv_cache": ("req", "tree_cache"),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),

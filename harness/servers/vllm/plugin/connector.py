@@ -1,13 +1,12 @@
 """A KV connector that swaps single requests to host memory and back, when the policy decides so.
 
 In the scheduler's process it records which requests are swapped, with how many tokens. In the
-workers it copies blocks: out before the step that reuses them, in before the step that reads them.
-It needs one tensor a layer with a dimension of blocks, and one KV cache group.
+workers it copies blocks (`swap_copies`): out before the step that reuses them, in before the step
+that reads them. It needs one tensor a layer with a dimension of blocks, and one KV cache group.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+from ...plugin.contract import num_cpu_blocks
+from .swap_copies import Held, SwapCopies, Ticket
 
 NAME = "SloBenchSwapConnector"
 Copy = tuple[str, int, float]  # direction ("to-host", "to-gpu"), bytes, seconds
@@ -80,9 +82,9 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         self.swaps_out = self.swaps_in = 0
         self._pending = SwapMetadata()
         self._local: dict[str, int] = {}
-        self._host: dict[str, list[torch.Tensor]] = {}
-        self._layers: list[torch.Tensor] = []
-        self._moved = SwapStats()
+        self._copies: SwapCopies | None = None  # until the worker's KV caches are there
+        self._held: dict[str, Held] = {}  # by request id, in host memory
+        self._submitted: list[tuple[str, int, Ticket]] = []  # direction, blocks; to be reported
         self._n_blocks = int(getattr(kv_cache_config, "num_blocks", 0) or 0)
 
     # ---------------------------------------------------------------- in the scheduler's process
@@ -128,80 +130,79 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
     # ---------------------------------------------------------------- in the workers
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._layers = list(kv_caches.values())
+        layers: list[torch.Tensor] = []
         for name, layer in kv_caches.items():
-            blocks = layer.shape[self._dimension(layer)]
-            if self._n_blocks and blocks != self._n_blocks:
+            # Blocks are counted by the first dimension, or the second after keys and values.
+            parts = layer.unbind(0) if layer.shape[0] == 2 != self._n_blocks else [layer]
+            if self._n_blocks and len(parts[0]) != self._n_blocks:
                 raise RuntimeError(
-                    f"slo-bench cannot swap this KV cache: {name} has {blocks} blocks, the "
+                    f"slo-bench cannot swap this KV cache: {name} has {len(parts[0])} blocks, the "
                     f"scheduler counts {self._n_blocks}"
                 )
-        if self._layers:
-            self._try_out(self._layers[0].shape[self._dimension(self._layers[0])])
+            layers += parts
+        if layers:
+            self._copies = SwapCopies(layers, max(num_cpu_blocks(), _TRIAL_BLOCKS))
+            self._try_out(self._copies, len(layers[0]))
 
-    def _try_out(self, n_blocks: int) -> None:
+    def _try_out(self, copies: SwapCopies, n_blocks: int) -> None:
         """Swap a few blocks out and in, so that the cost of a swap is known before the first
         decision.
         """
         blocks = list(range(min(_TRIAL_BLOCKS, n_blocks)))
         for _ in range(2):  # the first run includes one-time set-up
-            self._moved = SwapStats()
-            begin_s = time.perf_counter()
-            self._back(self._copied(blocks), blocks, 0)
-            self._took(2 * len(blocks), begin_s)
+            held = copies.out(blocks)
+            back = copies.back(held, blocks)
+            tickets = (held.ticket, back)
+            self._submitted = [("", len(blocks), ticket) for ticket in tickets]
+            for ticket in tickets:
+                ticket.finish()
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Copy swapped blocks out before the step, whose requests may overwrite them."""
+        forgotten = set(kv_connector_metadata.forget)
+        for request_id in forgotten & set(self._held):  # the scheduler counts their room as free
+            self._worker.drop(self._held.pop(request_id))
         for request_id, block_ids in kv_connector_metadata.out:
-            begin_s = time.perf_counter()
-            self._host[request_id] = self._copied(block_ids)
-            self._moved.swaps_out += 1
-            self._took(len(block_ids), begin_s, "to-host")
-        for request_id in kv_connector_metadata.forget:
-            self._host.pop(request_id, None)
+            held = self._worker.out(block_ids)
+            self._submitted.append(("to-host", len(block_ids), held.ticket))
+            if request_id in forgotten:
+                self._worker.drop(held)
+            else:
+                self._held[request_id] = held
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for request_id, block_ids, first in self._get_connector_metadata().into:
-            begin_s = time.perf_counter()
-            self._back(self._host.pop(request_id), block_ids, first)
-            self._moved.swaps_in += 1
-            self._took(len(block_ids), begin_s, "to-gpu")
+            ticket = self._worker.back(self._held.pop(request_id), block_ids, first)
+            self._submitted.append(("to-gpu", len(block_ids), ticket))
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Swaps since the last report, sent with the step's output to the scheduler."""
-        if self._moved.is_empty():
+        """Swaps since the last report, sent with the step's output to the scheduler.
+
+        It waits for the copies, which end before the step that is under way begins.
+        """
+        if not self._submitted:
             return None
-        moved, self._moved = self._moved, SwapStats()
+        submitted, self._submitted = self._submitted, []
+        moved = SwapStats()
+        for direction, blocks, ticket in submitted:
+            seconds = ticket.finish()
+            moved.blocks += blocks
+            moved.duration_s += seconds
+            moved.swaps_out += direction == "to-host"
+            moved.swaps_in += direction == "to-gpu"
+            if direction:  # the trial at the start is no request's
+                moved.copies.append((direction, blocks * self._worker.block_bytes, seconds))
         return moved
 
-    def _copied(self, block_ids: Sequence[int]) -> list[torch.Tensor]:
-        return [
-            layer.index_select(self._dimension(layer), _index(block_ids, layer)).cpu()
-            for layer in self._layers
-        ]
-
-    def _back(self, copies: Sequence[torch.Tensor], block_ids: Sequence[int], first: int) -> None:
-        for layer, host in zip(self._layers, copies, strict=True):
-            dimension = self._dimension(layer)
-            blocks = host.narrow(dimension, first, len(block_ids)).to(layer.device)
-            layer.index_copy_(dimension, _index(block_ids, layer), blocks)
-        if self._layers[0].is_cuda:
-            torch.cuda.synchronize(self._layers[0].device)
-
-    def _took(self, blocks: int, begin_s: float, direction: str = "") -> None:
-        """Add a copy that ends now; one with a direction is a request's and is reported by itself,
-        the trial at the start is not.
-        """
-        seconds = time.perf_counter() - begin_s
-        self._moved.blocks += blocks
-        self._moved.duration_s += seconds
-        if direction:
-            self._moved.copies.append((direction, blocks * self._block_bytes, seconds))
+    def shutdown(self) -> None:
+        """End all copies and give the host memory back."""
+        if self._copies is not None:
+            self._copies.close()
 
     @property
-    def _block_bytes(self) -> int:
-        """Bytes of one block in all layers of this worker."""
-        return sum(layer.nbytes // layer.shape[self._dimension(layer)] for layer in self._layers)
+    def _worker(self) -> SwapCopies:
+        assert self._copies is not None, "swaps before the KV caches are there"
+        return self._copies
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete when `start_load_kv` returns."""
@@ -213,11 +214,3 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         """No save is in progress."""
-
-    def _dimension(self, layer: torch.Tensor) -> int:
-        """Dimension that counts blocks: the first, or the second after keys and values."""
-        return 1 if layer.shape[0] == 2 != self._n_blocks else 0
-
-
-def _index(block_ids: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(list(block_ids), dtype=torch.long, device=like.device)

@@ -335,6 +335,37 @@ def test_edf_serves_in_order_of_deadlines(edf):
     assert done == expected
 
 
+OF_PAPERS = {
+    # Six of ever earlier deadlines, and so in their order.
+    "ascendra-lp": (waiting(), [5, 4, 3, 2, 1, 0]),
+    "prism-queue": (waiting(), [5, 4, 3, 2, 1, 0]),
+    # The urgent first, then as they came.
+    "collocation": (
+        [Ask(f"r{i}", 20, 20, {"priority": int(i == 3)}) for i in range(4)],
+        [3, 0, 1, 2],
+    ),
+    # Waiting time over length: the short overtake the long.
+    "adaptivellm": ([Ask(f"r{i}", 20 if i > 1 else 900, 20) for i in range(4)], [2, 3, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", OF_PAPERS)
+def test_policies_of_papers_order_the_queue_and_keep_answers(sglang, model, tmp_path, name):
+    asks, order = OF_PAPERS[name]
+    with started(sglang, model, tmp_path, named=name, parameters={"max_num_seqs": 1}) as server:
+        logged = Logged(server, tmp_path / "steps.jsonl")
+
+        async def run():
+            async with Client(server.url) as client:
+                await client.queue_up(logged, *asks)
+                await client.rest()
+                return client
+
+        client = asyncio.run(run())
+    assert client.done == ["blocker", *(asks[place].rid for place in order)]
+    assert [client.output_ids(ask.rid) for ask in asks] == greedy(sglang, model, asks)
+
+
 def test_edf_retracts_the_latest_deadline_and_keeps_answers(sglang, model, scarce_edf):
     # SGLang would retract whoever has given the fewest tokens: the urgent one, who comes last.
     # Three cannot be held to their ends, nor two; one can.

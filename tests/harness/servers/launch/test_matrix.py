@@ -78,7 +78,7 @@ def test_compatibility_marks_collocation_as_partial_on_servers():
     assert str(shown["torch"]).startswith("part: it decides on generation requests alone")
     [merges] = [e for e in KINDS["compatibility"]() if e["name"] == "merged-batches"]
     assert str(merges["vllm"]).startswith("part: it decides on generation requests alone")
-    assert str(shown["sglang"]).startswith("no: ")
+    assert shown["sglang"] == shown["torch"]
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "edf"]
     assert not any("part" in str(value) for value in shown.values())
 
@@ -214,7 +214,7 @@ def test_learned_step_times_approach_the_linear_model():
 def test_compatibility_of_ascendra_names_its_instances(tmp_path):
     compatibility = compatibility_of(SYSTEMS["ascendra"])
     assert compatibility["vllm"] is None
-    assert "HP instances" in (compatibility["sglang"] or "")
+    assert "offload from LP to HP instances" in (compatibility["sglang"] or "")
     ascendra = SYSTEMS["ascendra"].with_parameters(performance_model="given")
     assert "performance_model=refitted" in (refusal(ascendra, "vllm") or "")
     parameters = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}

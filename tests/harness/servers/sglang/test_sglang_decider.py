@@ -12,12 +12,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from slo_bench.harness.core.counters import REJECTIONS
-from slo_bench.harness.core.decisions import Admission, Line
+from slo_bench.harness.core.decisions import Admission, Limits, Line, NextQueue
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records.decision_counts import DecisionCounts
+from slo_bench.harness.core.state import Phase
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.harness.policies.vllm_v0 import VllmV0
 from slo_bench.harness.servers.plugin.contract import (
     HANDSHAKE_VARIABLE,
     STEP_LOG_VARIABLE,
@@ -78,6 +80,7 @@ class Req:
         self.to_finish = self.finished_reason = None
         self.is_retracted = False
         self.num_matched_prefix_tokens = matched
+        self.prefix_len, self.extend_end = 0, prompt_tokens
 
     def finished(self):
         return self.finished_reason is not None
@@ -91,6 +94,13 @@ class Batch:
     reqs: list
     extend: bool = False
     decoding_reqs: list | None = None
+    batch_is_full: bool = True
+
+    def batch_size(self):
+        return len(self.reqs)
+
+    def new_tokens_required_next_decode(self, selected=None):
+        return 4 * len(self.reqs if selected is None else selected)
 
     @property
     def forward_mode(self):
@@ -111,6 +121,7 @@ class Scheduler:
     max_total_num_tokens: int = 400
     max_prefill_tokens: int = 16384
     chunked_prefill_size: int | None = 8192
+    is_mixed_chunk: bool = False
     chunked_req: object = None
     tree_cache: object = field(default_factory=lambda: SimpleNamespace(evictable_size=lambda: 40))
     token_to_kv_pool_allocator: object = field(
@@ -355,12 +366,177 @@ def test_sglang_policy_learns_from_finished_answers_only(decide, set_clock):
 
 def test_sglang_limits_are_those_of_the_policy_within_the_servers(decide):
     scheduler, decider = decide(Vllm(max_num_batched_tokens=1023, max_num_seqs=3))
+    assert not decider.prefill_waits(Batch([Req("a")]))
     assert scheduler.chunked_prefill_size == 1020  # whole pages
     assert scheduler.max_prefill_tokens == 1020
     assert decider.room(10, 1) == 2
     assert decider.room(1, 1) == 1
     scheduler, decider = decide(Vllm(max_num_batched_tokens=4096), chunked_prefill_size=512)
+    assert not decider.prefill_waits(Batch([]))
     assert scheduler.chunked_prefill_size == 512
+
+
+def test_sglang_decodes_count_in_the_budget_of_mixed_batches(decide):
+    scheduler, decider = decide(Vllm(max_num_batched_tokens=16), is_mixed_chunk=True)
+    assert not decider.prefill_waits(Batch([Req(f"{i}") for i in range(9)]))
+    assert scheduler.chunked_prefill_size == 9 + 4  # what is left, in whole pages
+    decodes = Batch([Req(f"{i}") for i in range(13)])
+    assert decider.prefill_waits(decodes)  # SGLang would be left with 3 tokens, less than a page
+    assert scheduler.chunked_prefill_size == 13
+
+
+@dataclass(frozen=True)
+class OneWaiting(Policy):
+    """As many tokens as requests wait; nothing enters while the first is short."""
+
+    dynamic_limits = True
+
+    def limits(self, view):
+        view.counters.add("asked")
+        return Limits(token_budget=16 * max(1, view.n_waiting), max_seqs=5)
+
+    def mechanisms(self):
+        return {"asked": "how often"}
+
+    def next_queue(self, view):
+        first, *_ = view.admissible(NextQueue.WAITING) or [None]
+        return NextQueue.NONE if first is None or first.prompt_tokens < 5 else NextQueue.WAITING
+
+
+def asked(decider):
+    return decider.view.counters.of_policy()["asked"]
+
+
+def test_sglang_policy_is_asked_for_limits_and_entry_when_something_changed(decide):
+    scheduler, decider = decide(OneWaiting())
+    running, first = Batch([]), Req("first", prompt_tokens=4)
+    come(scheduler, decider, first)
+    decider.plan(running, None)
+    assert not running.batch_is_full
+    assert decider.room(5, 0) == 0  # nobody enters
+    before, running.batch_is_full = asked(decider), True
+    decider.plan(running, None)
+    assert asked(decider) == before
+    assert running.batch_is_full
+    come(scheduler, decider, Req("second", at_s=-1.0))
+    scheduler.waiting_queue.remove(first)
+    decider.plan(running, None)
+    assert asked(decider) == before + 1
+    assert decider.room(5, 0) == 5
+    decider.prefill_waits(running)
+    assert scheduler.chunked_prefill_size == 16
+    decider.begins(Batch([scheduler.waiting_queue.pop()], extend=True))
+    decider.plan(running, None)
+    assert asked(decider) == before + 2  # a prompt was computed
+
+
+def test_sglang_queue_is_opened_when_another_request_overtakes(decide, set_clock):
+    scheduler, decider = decide(Aging())
+    come(scheduler, decider, Req("short", prompt_tokens=10), Req("long", prompt_tokens=15))
+    running = Batch([])
+    decider.plan(running, None)
+    running.batch_is_full = True
+    set_clock(4.0)
+    decider.plan(running, None)
+    assert running.batch_is_full
+    set_clock(6.0)
+    decider.plan(running, None)
+    assert not running.batch_is_full
+
+
+@dataclass(frozen=True)
+class Roomy(Policy):
+    """4 blocks stay free, and one for each running request."""
+
+    def limits(self, view):
+        return Limits(watermark_blocks=4, decode_headroom_blocks=6)
+
+    def headroom_blocks(self, r, view):
+        return view.n_running
+
+
+def adder(running, entered=()):
+    return SimpleNamespace(running_batch=Batch(running), can_run_list=list(entered))
+
+
+def test_sglang_request_enters_if_watermark_and_headroom_stay_free(decide):
+    scheduler, decider = decide(Roomy())  # 35 blocks of 4 tokens are free
+    old, entering = Req("old"), Req("entering", prompt_tokens=40)
+    fits, large = Req("fits", prompt_tokens=4 * 29), Req("large", prompt_tokens=4 * 30 + 1)
+    come(scheduler, decider, old, entering, fits, large)
+    assert decider.may_enter(adder([old]), fits)  # 29 + 4 + 1
+    assert not decider.may_enter(adder([old]), large)
+    assert decider.may_enter(adder([]), large)  # it would wait for ever
+    assert not decider.may_enter(adder([old], [entering]), fits)  # that one takes ten
+    entering.prefix_len = 20  # five of them from the prefix cache
+    small = Req("small", prompt_tokens=4 * 24)
+    come(scheduler, decider, small)
+    assert decider.may_enter(adder([old], [entering]), small)  # 24 + 4 + 2 of 30
+    assert decider.may_enter(adder([old]), Req("HEALTH_CHECK"))
+
+
+def test_sglang_prompt_in_chunks_reserves_its_blocks_unless_taken_by_chunk(decide):
+    for policy, free in ((Roomy(), 35 - 8), (Vllm(), 35)):
+        scheduler, decider = decide(policy)
+        chunked = Req("chunked", prompt_tokens=40)
+        chunked.kv.kv_allocated_len = chunked.prefix_len = 8
+        come(scheduler, decider, chunked)
+        scheduler.chunked_req = scheduler.waiting_queue.pop()
+        assert decider.view.free_blocks == free
+
+
+def test_sglang_decode_steps_keep_the_policys_headroom_for_others(decide):
+    _, decider = decide(Roomy())
+    many = Batch([Req(f"{i}") for i in range(30)])
+    assert decider.has_headroom(many, None)  # a prefill takes no headroom
+    with decider.decode_step():
+        assert not decider.has_headroom(many, None)
+        assert not decider.has_headroom(many, range(30))
+        assert decider.has_headroom(many, range(29))
+        assert decider.has_headroom(Batch([Req("last")]), [0])
+    assert decider.has_headroom(many, None)
+
+
+def test_sglang_request_may_start_at_its_timeout_where_the_policy_says_so(decide, set_clock):
+    for policy in (EdfDrop(caution=0.0), LateEdf(caution=0.0)):
+        scheduler, decider = decide(policy)
+        come(scheduler, decider, Req("late", deadline_in_s=2.0))
+        set_clock(3.0)
+        decider.plan(Batch([]), None)
+        assert rids(scheduler.waiting_queue) == ["late"] * policy.may_start_at_timeout
+        decider.planned()
+        assert scheduler.waiting_queue == []
+        set_clock(0.0)
+
+
+@dataclass(frozen=True)
+class LateEdf(EdfDrop):
+    may_start_at_timeout = True
+
+
+def test_sglang_refuses_a_server_that_splits_prompts_for_a_policy_that_does_not(decide):
+    with pytest.raises(RuntimeError, match="start with --chunked-prefill-size -1"):
+        decide(VllmV0())
+    scheduler, decider = decide(VllmV0(max_num_batched_tokens=64), chunked_prefill_size=None)
+    assert not decider.prefill_waits(Batch([Req("a")]))
+    assert (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size) == (64, None)
+
+
+def test_sglang_phases_of_a_mixed_batch_and_first_tokens(decide, set_clock):
+    scheduler, decider = decide(Vllm())
+    old, new = Req("old"), Req("new")
+    come(scheduler, decider, old, new)
+    decider.begins(Batch([old], extend=True))
+    old.output_ids = [1]
+    set_clock(1.0)
+    decider.ended(Batch([old], extend=True))
+    mixed = Batch([new, old], extend=True, decoding_reqs=[old])
+    decider.begins(mixed)
+    assert (old.slo_bench.phase, new.slo_bench.phase) == (Phase.DECODE, Phase.PREFILL)
+    set_clock(2.0)
+    decider.ended(mixed)
+    assert old.slo_bench.first_token_s == 1.0
+    assert math.isnan(new.slo_bench.first_token_s)
 
 
 def test_sglang_view_counts_running_entering_and_waiting_requests(decide):
@@ -438,11 +614,13 @@ def test_sglang_retracted_requests_are_queued_again(decide, set_clock):
     set_clock(1.0)
     come(scheduler, decider, new)
     set_clock(2.0)
+    back.output_ids = [1, 2, 3]
     come(scheduler, decider, back)
     decider.order(scheduler.waiting_queue, None)
     assert rids(scheduler.waiting_queue) == ["new", "back"]
     assert not math.isfinite(back.slo_bench.first_scheduled_s)
     assert back.slo_bench.recomputes == 1
+    assert back.slo_bench.target_tokens == 10 + 3
 
 
 def test_sglang_static_key_that_reads_the_clock_is_an_error(decide):

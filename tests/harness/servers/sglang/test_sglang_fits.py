@@ -6,28 +6,42 @@ from dataclasses import dataclass
 
 import pytest
 
-from slo_bench.harness.core.decisions import Limits, NextQueue
+from slo_bench.harness.core.decisions import Limits
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.servers.launch.compatibility import limitation as limitation_of_system
 from slo_bench.harness.servers.plugin.contract import POLICY_VARIABLE, PolicySpec
-from slo_bench.harness.servers.sglang.plugin.sglang_compatibility import refusal
+from slo_bench.harness.servers.sglang.plugin.sglang_compatibility import limitation, refusal
 from slo_bench.harness.servers.sglang.plugin.sglang_plugin import register
 from slo_bench.harness.servers.sglang.plugin.targets import HOOKS, moved
 
 
-@pytest.mark.parametrize("name", ["vllm", "edf", "edf-drop"])
-def test_sglang_runs_policies_of_order_victims_and_dropping(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vllm", "vllm-v0", "sarathi", "edf", "edf-drop"),
+        *("ascendra-lp", "prism-queue", "slo-odbs-continuous", "static-split"),
+        *("collocation", "collocation-lru", "collocation-open", "collocated-fcfs"),
+    ],
+)
+def test_sglang_runs_policies_of_order_limits_room_and_dropping(name):
     assert refusal(SYSTEMS[name].policy) == ""
+    assert limitation(SYSTEMS[name].policy) == ""
+
+
+@pytest.mark.parametrize("name", ["adaptivellm", "adaptivellm-deadlines", "fastserve"])
+def test_sglang_runs_the_order_of_policies_that_swap_and_says_so(name):
+    assert refusal(SYSTEMS[name].policy) == ""
+    assert "each victim is recomputed" in limitation(SYSTEMS[name].policy)
+    assert "each victim is recomputed" in limitation_of_system(SYSTEMS[name], "sglang")
+    assert limitation_of_system(SYSTEMS[name], "vllm") == ""
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("vllm-swap", "it decides preemption_mode"),
-        ("adaptivellm", "it decides preemption_mode"),
         ("orca", "it decides reserved_blocks"),
-        ("vllm-v0", "it never splits a prompt"),
-        ("sarathi", "it keeps blocks free"),
         ("fifo", "it forms static batches"),
         ("sglang", "run the server unpatched"),
     ],
@@ -37,22 +51,13 @@ def test_sglang_refuses_unsupported_systems_with_the_reason(name, reason):
 
 
 @dataclass(frozen=True)
-class _Groups(Policy):
-    def next_queue(self, view):
-        return NextQueue.WAITING
-
-
-@dataclass(frozen=True)
-class _Varying(Policy):
-    dynamic_limits = True
-
+class _WholePromptsBesideDecodes(Policy):
     def limits(self, view):
-        return Limits(max_seqs=1 + view.n_waiting)
+        return Limits(chunked=False)
 
 
-def test_sglang_refuses_policies_with_phases_or_varying_limits():
-    assert "it decides next_queue" in refusal(_Groups())
-    assert "limits change" in refusal(_Varying())
+def test_sglang_refuses_whole_prompts_beside_decodes():
+    assert "it computes whole prompts beside decodes" in refusal(_WholePromptsBesideDecodes())
 
 
 def test_sglang_register_without_a_policy_does_nothing(monkeypatch):

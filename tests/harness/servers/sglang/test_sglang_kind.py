@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.servers.launch.server_kind import Launch
 from slo_bench.harness.servers.server_kinds import server_kind
 from slo_bench.workloads.errors import SloBenchError
@@ -37,6 +38,22 @@ def test_sglang_cpu_launch_uses_torch_and_ends_with_user_arguments():
     assert "--page-size" not in argv
     assert list(argv[-2:]) == ["--dtype", "float32"]
     assert SGLANG.environ("cpu", launch)["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, []),
+        ("edf", ["--enable-mixed-chunk"]),
+        ("adaptivellm", ["--chunked-prefill-size", "-1"]),
+        ("ascendra-lp", ["--enable-mixed-chunk"]),
+    ],
+)
+def test_sglang_launch_has_prompts_as_the_policy_has_them(name, words):
+    policy = name and SYSTEMS[name].policy
+    argv = SGLANG.argv(Path("bin"), "cuda", Launch("m", 8000, system=name, policy=policy))
+    stock = SGLANG.argv(Path("bin"), "cuda", Launch("m", 8000))
+    assert list(argv) == [*stock, *words]
 
 
 def test_sglang_health_path_generates_no_token():
