@@ -91,8 +91,8 @@ def judgement(
     intervals = [interval_over_seeds(values) for values in series]
     overall = decide(intervals)
     n = len(series[0])
-    wide = not all(math.isfinite(interval.half) for interval in intervals)  # or of no number
-    if wide or overall not in (*HOLDS, "undecided"):
+    endless = not all(math.isfinite(interval.half) for interval in intervals)
+    if endless or overall not in (*HOLDS, "undecided"):
         return Judgement(overall)
     sets = [
         decide([Interval(float(np.mean(values[part::SEED_SETS])), 0) for values in series])
@@ -119,9 +119,9 @@ def _seeds_that_decide(
 
 
 def interval_over_seeds(values: Sequence[float]) -> Interval:
-    """Mean and half of its 95 % interval; infinite for too few seeds."""
+    """Mean and half of its 95 % interval; infinite for too few seeds, or a value without end."""
     mean = float(np.mean(values))
-    if len(values) < LEAST_SEEDS:
+    if len(values) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, math.inf)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     freedom = len(values) - 1
@@ -132,7 +132,7 @@ def verdict(interval: Interval, figure: PublishedFigure | None, null: float | No
     """The verdict on a figure, by `RULES`; `null` is the comparison's "no difference"."""
     if figure is None:
         return "no figure published"
-    if not (math.isfinite(interval.mean) and math.isfinite(interval.half)):
+    if not math.isfinite(interval.half):
         return "undecided"
     if figure.bound:
         if figure.low <= interval.low and interval.high <= figure.high:

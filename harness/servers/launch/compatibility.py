@@ -19,6 +19,8 @@ _ONE_MODEL = (
 
 def _on(kind: ServerKind, system: System) -> str:
     """Reason why the server cannot run the system; empty if it can."""
+    if system.name == kind.name:
+        return ""  # the server as it is
     if system.sharing is not None:
         return _ONE_MODEL
     if system.cluster is None:
