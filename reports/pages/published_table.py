@@ -149,8 +149,8 @@ class PublishedTable:
     """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`.
 
     `sources` says of each setting of the experiment where it is from (`parameters`: of all that are
-    not named); a text begins with one of `ORIGINS`. `uncounted`: systems under test of which the
-    kept cells show no mechanism that acts, each with the reason.
+    not named); a text begins with one of `ORIGINS`. `silent`: systems under test, or
+    mechanisms of them (`system.mechanism`), that no kept cell shows to act, each with the reason.
     """
 
     title: str
@@ -158,11 +158,11 @@ class PublishedTable:
     note: str = ""
     paper: str = ""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    uncounted: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    silent: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def sources_text(self) -> str:
-        """The settings by where they are from, explained in parentheses; what is unequal."""
+        """The settings by where they are from, what is unequal, and what does not act."""
         parts = []
         for origin in ORIGINS:
             names = []
@@ -174,6 +174,7 @@ class PublishedTable:
                 parts.append(f"{origin.capitalize()}: {', '.join(names)}.")
         unequal = dict.fromkeys(row.unequal for row in self.rows if row.unequal)
         parts.extend(f"Unequal as published: {text}." for text in unequal)
+        parts.extend(f"Not seen to act: {name} ({why})." for name, why in self.silent.items())
         return " ".join(parts)
 
 
@@ -198,7 +199,7 @@ def load_published(name: str) -> PublishedTable:
     try:
         shared = _pins(table.pop("where", {}), "where")
         sources = _sources(table.pop("sources", {}))
-        uncounted = _texts(table.pop("uncounted", {}), "uncounted")
+        silent = _texts(table.pop("silent", {}), "silent")
         for key, value in table.items():
             if key not in ("title", "note", "paper"):
                 raise UnknownNameError("key of a published table", key, _KEYS)
@@ -220,11 +221,11 @@ def load_published(name: str) -> PublishedTable:
         texts.get("note", ""),
         texts.get("paper", ""),
         sources,
-        uncounted,
+        silent,
     )
 
 
-_KEYS = ("title", "note", "paper", "where", "sources", "uncounted", "row")
+_KEYS = ("title", "note", "paper", "where", "sources", "silent", "row")
 _ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
 _TEXTS = ("what", "unit", "column", "per", "note", "claim", "decides", "unequal")
 _NUMBERS = ("scale", "reaches", "tolerance")

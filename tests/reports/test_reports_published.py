@@ -466,7 +466,7 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         (ROW + "published = nan", "published must be a number, a range"),
         (ROW + "published = 1\nscale = inf", "scale must be a number but is inf"),
         (ROW + "published = 1\nsetup = 'fair'\nunequal = 'a'", "unequal goes with the authors'"),
-        ("uncounted = { a = 3 }\n" + ROW + "published = 1", "uncounted must be a table of texts"),
+        ("silent = { a = 3 }\n" + ROW + "published = 1", "silent must be a table of texts"),
         (ROW + "published = 1\nwhere = 3", "where must be a table of settings but is 3"),
         (ROW + "published = 1\nwhere = { gpu = ['a'] }", "where: gpu must be one value"),
         (ROW + "published = 1\nwhere = { gpuu = 'a' }", "unknown setting in where 'gpuu'; did you"),
