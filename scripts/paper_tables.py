@@ -57,7 +57,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from slo_bench.harness.policies.systems import System, system
+from slo_bench.harness.policies.systems import SYSTEMS, System, system
 from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
 from slo_bench.harness.servers.launch.compatibility import compatibility_of, limitation
 from slo_bench.predictors.fitted_to_papers import fitted_to
@@ -125,7 +125,10 @@ def shown_outputs(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
-    """The suites of a page's blocks, each with the columns that the block needs."""
+    """The suites of a page's blocks, each with the columns that the block needs.
+
+    Of claims these are the counters of the systems under test, too.
+    """
     for _, kind, fields_text, _, _ in _BLOCK.findall(text):
         fields = block_fields(fields_text)
         if kind in ("table", "map"):
@@ -134,7 +137,8 @@ def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
         for suite in _suites_of(fields["paper"]) if kind == "claims" else suites:
             rows = load_published(_published(suite)).rows
             read = {name for row in rows for name in (row.column, row.per) if name is not None}
-            yield suite, read
+            tested = {row.sides[0].get("system") for row in rows if row.claim} & SYSTEMS.keys()
+            yield suite, read.union(*(system(str(name)).counters() for name in tested))
 
 
 def _suites_of(paper: str, results: Path = RESULTS) -> Iterator[str]:
@@ -148,11 +152,10 @@ def _suites_of(paper: str, results: Path = RESULTS) -> Iterator[str]:
 
 
 def _published(suite: str) -> str:
-    """The name of the table of published results of a suite with results in the repository."""
-    if not (RESULTS / suite).is_dir():
-        return suite  # as all suites have it; what was run says it itself
-    named = tomllib.loads((RESULTS / suite / "experiment.toml").read_text())["published"]
-    return str(named)
+    """The name of the table of published results of a suite: kept results say it themselves."""
+    kept = RESULTS / suite / "experiment.toml"
+    named = tomllib.loads(kept.read_text()) if kept.is_file() else {}
+    return str(named.get("published", suite))  # kept before it had a table: as all suites have it
 
 
 def run_suite(

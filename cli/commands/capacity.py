@@ -152,21 +152,27 @@ def _display(
 
     Where stderr is no terminal, `lines` prints a line for each run.
     """
-    if not sys.stderr.isatty():
-        typer.echo(f"searching into {folder}", err=True)
-        if lines:
-            yield lambda progress: typer.echo(_progress_text(progress), err=True), None
-            return
-    with changing_line("first run") as say:
-        line = "first run"
+    announced = sys.stderr.isatty()
+    line = "first run"
+    with contextlib.nullcontext() if lines and not announced else changing_line(line) as say:
+
+        def show(text: str) -> None:
+            nonlocal announced
+            if not announced:  # now that nothing is refused any more
+                announced = True
+                typer.echo(f"searching into {folder}", err=True)
+            if say is not None:
+                say(text)
 
         def watch(progress: CapacityProgress) -> None:
             nonlocal line
             line = _progress_text(progress)
-            say(line)
+            show(line)
+            if say is None:
+                typer.echo(line, err=True)
 
         def ended(requests: int, clock_s: float) -> None:
-            say(f"{line} · running, {requests:,} ended")
+            show(f"{line} · running, {requests:,} ended")
 
         yield watch, ended
 

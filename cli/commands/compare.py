@@ -28,8 +28,8 @@ EXAMPLES = (
 SYSTEMS = option("X,Y", "Compare system X of A with system Y of B, or of A if B is left out.")
 METRICS = option(
     "M,…",
-    "Metrics to compare: attainment, goodput, output_tokens; ttft_, tpot_ or e2e_ with mean, "
-    "p50, p90 or p99.",
+    "Metrics to compare: attainment, goodput, throughput, output_tokens, weighted_turnaround; "
+    "ttft_, tpot_ or e2e_ with mean, p50, p90 or p99.",
 )
 
 
@@ -73,7 +73,9 @@ class Compared:
             raise SloBenchError(
                 "give a second set of results, or --systems X,Y to compare within one"
             )
-        metrics = metrics_named(metric or ",".join(GATED if gated else COMPARED))
+        metrics = metrics_named(
+            ",".join(GATED if gated else COMPARED) if metric is None else metric
+        )
         results_a = comparing.read_results(a)
         results_b = results_a if b is None else comparing.read_results(b)
         with counted("levels") as progress:

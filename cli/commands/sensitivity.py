@@ -49,8 +49,9 @@ def sensitivity(
     ),
     metric: str = option(
         "M",
-        "Metric that ranks the systems: capacity, or at --rate attainment, goodput, ttft_p50, "
-        "ttft_p99, tpot_p50, tpot_p99 or e2e_p99.",
+        "Metric that ranks the systems: capacity, or at --rate attainment, goodput, throughput, "
+        "output_tokens, makespan or weighted_turnaround; ttft_, tpot_, itl_ or e2e_ with mean, "
+        "p50, p90 or p99; joules_ or usd_ with per_output_token or per_slo_request.",
         default="capacity",
     ),
     target: float = option("SHARE", "Target attainment of the capacity.", default=0.9),

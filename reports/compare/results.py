@@ -65,9 +65,11 @@ def metrics_named(text: str) -> tuple[RequestFigure, ...]:
     """`attainment,ttft_p99`; the names of columns in cells.csv (`ttft_p99_s`) do as well.
 
     Raises:
-        UnknownNameError: there is no such figure.
+        SloBenchError: no figure is named, or one that there is not.
     """
     by_name = comparable()
+    if not text.strip(" ,"):
+        raise SloBenchError(f"no metric is named; known: {', '.join(by_name)}")
     columns = {figure.name: figure for figure in by_name.values()}
     metrics = []
     for name in (piece.strip().lower() for piece in text.split(",")):

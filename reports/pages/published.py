@@ -169,8 +169,7 @@ def finding(
     """
     if row.column is None:
         return Finding("not run")
-    compared: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
-    sides = [{**row.where, **pins} for pins in compared]
+    sides = row.sides
     as_pinned = _finding_at(row, sides, cells, settings, knee)
     if as_pinned.verdict not in HOLDS:
         return as_pinned
@@ -239,8 +238,20 @@ def _finding_at(
         return Finding("another set-up", text, remarks)
     if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
         return Finding("same policy here", text, remarks)
+    if _tells_nothing(row, by_seed):
+        return Finding("tells nothing", text, ("the same share in every seed", *remarks))
     undecided = (judged_values.remark,) if judged_values.remark else ()
     return Finding(judged_values.verdict, text, (*undecided, *remarks))
+
+
+def _tells_nothing(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> bool:
+    """Whether all sides have the same share in time, where a difference is claimed.
+
+    So it is where all is in time, or of no class anything that a policy could save.
+    """
+    alike = row.figure is not None and row.figure.low <= (row.null or 0.0) <= row.figure.high
+    compared = len(by_seed) > 1 and str(row.column).startswith("attainment")
+    return compared and not alike and all(values == by_seed[0] for values in by_seed)
 
 
 _LEVELS = ("rate_rps", "load_factor", "replay_speed")

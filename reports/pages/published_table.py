@@ -72,7 +72,8 @@ class PublishedRow:
     `vary`: axes of what the paper does not print. Where `where`, `than` or `order` pin one, the
     row is judged at its other values as well, one axis at a time.
     `claim` names what the paper claims, `setup` whose set-up the row is (the authors', or one with
-    equal allowances), `decides` what makes the difference.
+    equal allowances), `decides` what makes the difference. `unequal`: what ours may and the others
+    may not, where that is the claim's own set-up.
     """
 
     what: str
@@ -94,6 +95,13 @@ class PublishedRow:
     claim: str = ""
     setup: Literal["published", "fair"] = "published"
     decides: str = ""
+    unequal: str = ""
+
+    @property
+    def sides(self) -> list[Pins]:
+        """The pins of each side that is compared, ours or the highest first."""
+        compared: Sequence[Pins] = self.order or [{}, *([] if self.than is None else [self.than])]
+        return [{**self.where, **pins} for pins in compared]
 
     @property
     def figure(self) -> PublishedFigure | None:
@@ -141,7 +149,8 @@ class PublishedTable:
     """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`.
 
     `sources` says of each setting of the experiment where it is from (`parameters`: of all that are
-    not named); a text begins with one of `ORIGINS`.
+    not named); a text begins with one of `ORIGINS`. `silent`: systems under test, or
+    mechanisms of them (`system.mechanism`), that no kept cell shows to act, each with the reason.
     """
 
     title: str
@@ -149,10 +158,11 @@ class PublishedTable:
     note: str = ""
     paper: str = ""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    silent: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def sources_text(self) -> str:
-        """The settings by where they are from; an explanation stands in parentheses."""
+        """The settings by where they are from, what is unequal, and what does not act."""
         parts = []
         for origin in ORIGINS:
             names = []
@@ -162,6 +172,9 @@ class PublishedTable:
                     names.append(f"{setting} ({explanation})" if explanation else setting)
             if names:
                 parts.append(f"{origin.capitalize()}: {', '.join(names)}.")
+        unequal = dict.fromkeys(row.unequal for row in self.rows if row.unequal)
+        parts.extend(f"Unequal as published: {text}." for text in unequal)
+        parts.extend(f"Not seen to act: {name} ({why})." for name, why in self.silent.items())
         return " ".join(parts)
 
 
@@ -186,10 +199,10 @@ def load_published(name: str) -> PublishedTable:
     try:
         shared = _pins(table.pop("where", {}), "where")
         sources = _sources(table.pop("sources", {}))
+        silent = _texts(table.pop("silent", {}), "silent")
         for key, value in table.items():
             if key not in ("title", "note", "paper"):
-                known_keys = ("title", "note", "paper", "where", "sources", "row")
-                raise UnknownNameError("key of a published table", key, known_keys)
+                raise UnknownNameError("key of a published table", key, _KEYS)
             if not isinstance(value, str):
                 raise SloBenchError(f"{key} must be text but is {value!r}")
     except SloBenchError as error:
@@ -203,12 +216,18 @@ def load_published(name: str) -> PublishedTable:
             raise FileFormatError(path, line, f"row {number}: {error}") from error
     texts = cast("dict[str, str]", table)
     return PublishedTable(
-        texts["title"], tuple(rows), texts.get("note", ""), texts.get("paper", ""), sources
+        texts["title"],
+        tuple(rows),
+        texts.get("note", ""),
+        texts.get("paper", ""),
+        sources,
+        silent,
     )
 
 
+_KEYS = ("title", "note", "paper", "where", "sources", "silent", "row")
 _ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
-_TEXTS = ("what", "unit", "column", "per", "note", "claim", "decides")
+_TEXTS = ("what", "unit", "column", "per", "note", "claim", "decides", "unequal")
 _NUMBERS = ("scale", "reaches", "tolerance")
 
 
@@ -285,26 +304,32 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
         row_fields["than"] = _pins(fields["than"], "than")
     row_fields["order"] = tuple(_pins(pins, "order") for pins in fields.get("order", ()))
     row = PublishedRow(**row_fields)
-    sides: Sequence[Pins] = (row.where, row.than or {}, *row.order)
+    if row.unequal and row.setup == "fair":
+        raise SloBenchError("unequal goes with the authors' set-up, not with setup = 'fair'")
     for axis in row.vary:
-        if not any(axis in pins for pins in sides):
+        if not any(axis in pins for pins in row.sides):
             raise SloBenchError(f"vary needs the value at which the row stands: {axis} in where")
     return row
 
 
-def _sources(value: object) -> Mapping[str, str]:
-    if not isinstance(value, dict):
-        raise SloBenchError(f"sources must be a table of texts but is {value!r}")
-    for setting, text in value.items():
-        if "." not in setting and setting not in {*_PINNED, "parameters"}:
-            raise UnknownNameError("setting in sources", setting, _PINNED)
-        if not isinstance(text, str) or not text.startswith(ORIGINS):
-            raise SloBenchError(f"sources: {setting} must begin with {', '.join(ORIGINS)}")
+def _texts(value: object, key: str) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise SloBenchError(f"{key} must be a table of texts but is {value!r}")
     return value
 
 
+def _sources(value: object) -> Mapping[str, str]:
+    sources = _texts(value, "sources")
+    for setting, text in sources.items():
+        if "." not in setting and setting not in {*_PINNED, "parameters"}:
+            raise UnknownNameError("setting in sources", setting, _PINNED)
+        if not text.startswith(ORIGINS):
+            raise SloBenchError(f"sources: {setting} must begin with {', '.join(ORIGINS)}")
+    return sources
+
+
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _pins(value: object, key: str) -> Pins:

@@ -22,6 +22,7 @@ Verdict = Literal[
     "not reproduced",
     "depends on what is assumed",
     "undecided",
+    "tells nothing",
     "same policy here",
     "another set-up",
     "not unique",
@@ -47,7 +48,8 @@ RULES = (
     "and does not show the direction, or shows the other. Undecided: fewer than "
     f"{LEAST_SEEDS} seeds, the interval allows several of these, or the means of three disjoint "
     "sets of the seeds do not all say the same. Depends: another value of an assumed setting gives "
-    "another verdict. Same policy here: both sides are equal in every cell."
+    "another verdict. Tells nothing: both sides have the same share in time in every seed, as "
+    "where nothing or everything is late. Same policy here: both sides are equal in every cell."
 )
 
 
@@ -89,7 +91,8 @@ def judgement(
     intervals = [interval_over_seeds(values) for values in series]
     overall = decide(intervals)
     n = len(series[0])
-    if n < LEAST_SEEDS or overall not in (*HOLDS, "undecided"):
+    endless = not all(math.isfinite(interval.half) for interval in intervals)
+    if endless or overall not in (*HOLDS, "undecided"):
         return Judgement(overall)
     sets = [
         decide([Interval(float(np.mean(values[part::SEED_SETS])), 0) for values in series])
@@ -116,9 +119,9 @@ def _seeds_that_decide(
 
 
 def interval_over_seeds(values: Sequence[float]) -> Interval:
-    """Mean and half of its 95 % interval; infinite for too few seeds."""
+    """Mean and half of its 95 % interval; infinite for too few seeds, or a value without end."""
     mean = float(np.mean(values))
-    if len(values) < LEAST_SEEDS:
+    if len(values) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, math.inf)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     freedom = len(values) - 1
@@ -129,7 +132,7 @@ def verdict(interval: Interval, figure: PublishedFigure | None, null: float | No
     """The verdict on a figure, by `RULES`; `null` is the comparison's "no difference"."""
     if figure is None:
         return "no figure published"
-    if math.isinf(interval.half):
+    if not math.isfinite(interval.half):
         return "undecided"
     if figure.bound:
         if figure.low <= interval.low and interval.high <= figure.high:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.main import get_command
 
 from slo_bench.cli.main import app
 from slo_bench.cli.short_help import ShortHelp
+from slo_bench.harness.results.metrics import objectives
+from slo_bench.reports.compare.results import comparable
 
 CLI = get_command(app)
 SHORT = [
@@ -59,3 +63,19 @@ def test_short_help_shows_a_part_and_help_all_every_option(slo_bench, words):
     assert f"│ {hidden} " in long
     assert long.count("\n") > short.count("\n")
     assert slo_bench(*words, "--help")[1] == short  # what was hidden is shown again
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("compare", comparable()),
+        ("gate", comparable()),
+        ("sensitivity", [name for name, figure in objectives().items() if figure.is_column]),
+    ],
+)
+def test_help_of_metric_names_every_figure_that_it_takes(name, metrics):
+    [metric] = [option for option in CLI.commands[name].params if option.name == "metric"]
+    words = set(re.findall(r"[a-z_0-9]+", metric.help))
+    for figure in metrics:
+        family, _, kind = figure.partition("_")
+        assert figure in words or {f"{family}_", kind} <= words, figure

@@ -57,3 +57,14 @@ def test_every_page_is_linked_from_the_index_or_an_index_that_it_links():
     linked = linked.union(*map(linked_pages, folder_indexes(linked)))
     pages = {page for page in DOCS.rglob("*.md") if page != index}
     assert sorted(str(page.relative_to(ROOT)) for page in pages - linked) == []
+
+
+def test_page_of_every_paper_links_measured_runs_of_its_systems():
+    table = (DOCS / "papers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[[^]]+\]\((papers/\w+\.md)\).*\| (.+) \|$", table, re.M)
+    assert len(rows) >= 6
+    for page, systems in rows:
+        linked = [link for link in linked_pages(DOCS / page) if link.parent.name == "measurements"]
+        texts = [link.read_text(encoding="utf-8") for link in linked]
+        names = re.findall(r"`([\w-]+)`", systems)
+        assert any(name in text for name in names for text in texts), f"{page}: {names}"

@@ -297,6 +297,34 @@ def test_systems_that_are_equal_in_every_cell_are_one_policy():
     assert judge(row("≈ 0", where=at_one, **against), apart_elsewhere).verdict == "reproduced"
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0, 0.101])
+def test_a_load_at_which_both_sides_have_the_same_share_tells_nothing(share):
+    cells = joined(run(attainment=share), run(rate_rps=2.0))
+    fields = {"where": {"system": "a", "rate_rps": 1}, "than": {"system": "b"}, "by": "difference"}
+    judged = judge(row("> 0", **fields), cells)
+    assert judged == Finding("tells nothing", "+0.00 ± 0.00", ("the same share in every seed",))
+    order = ({"system": "a"}, {"system": "b"})
+    judged = judge(row("a > b", where={"rate_rps": 1}, order=order), cells)
+    assert judged.verdict == "tells nothing"
+    assert judge(row("≈ 0", **fields, tolerance=1.0), cells).verdict == "reproduced"
+    apart = joined(run(attainment=[share, share, share, share, share, 0.5]), run(rate_rps=2.0))
+    assert judge(row("> 0", **fields), apart).verdict != "tells nothing"
+
+
+@pytest.mark.parametrize("published", [1.0, "> 1", [0.9, 1.1]])
+def test_an_interval_that_is_no_number_leaves_a_row_undecided(published):
+    endless = judge(
+        row(published, **AGAINST_B, scale=1e308), run(attainment=[1e5] * 3 + [1e-5] * 3)
+    )
+    assert endless.verdict == "undecided"
+
+
+def test_unequal_allowances_are_named_below_the_table():
+    rows = (row(**AGAINST_B, unequal="a rejects, b may not"),) * 2
+    table = PublishedTable("x", rows, sources={"gpu": "assumed"})
+    assert table.sources_text == "Assumed: gpu. Unequal as published: a rejects, b may not."
+
+
 def test_headline_counts_verdicts():
     rows = (row(**A), row(column=None), row(**AGAINST_B, by="difference"))
     table = JudgedTable(
@@ -435,6 +463,10 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         (ROW + "published = 1\nby = 'half'", "by must be ratio, reduction, difference but is"),
         (ROW + "published = '1.74'", "published must be a number without quotes but is '1.74'"),
         (ROW + "published = [1]", "published must be a number, a range"),
+        (ROW + "published = nan", "published must be a number, a range"),
+        (ROW + "published = 1\nscale = inf", "scale must be a number but is inf"),
+        (ROW + "published = 1\nsetup = 'fair'\nunequal = 'a'", "unequal goes with the authors'"),
+        ("silent = { a = 3 }\n" + ROW + "published = 1", "silent must be a table of texts"),
         (ROW + "published = 1\nwhere = 3", "where must be a table of settings but is 3"),
         (ROW + "published = 1\nwhere = { gpu = ['a'] }", "where: gpu must be one value"),
         (ROW + "published = 1\nwhere = { gpuu = 'a' }", "unknown setting in where 'gpuu'; did you"),

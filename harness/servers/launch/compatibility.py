@@ -15,6 +15,8 @@ from .server_kind import ServerKind
 
 def _on(kind: ServerKind, system: System) -> str:
     """Reason why the server cannot run the system; empty if it can."""
+    if system.name == kind.name:
+        return ""  # the server as it is
     if system.sharing is not None:
         return _several_models(kind, system.sharing)
     if system.cluster is None:

@@ -24,7 +24,7 @@ from slo_bench.reports.compare.bootstrap import (
     resample,
 )
 from slo_bench.reports.compare.results import RunSample, comparable, metrics_named
-from slo_bench.workloads.errors import UnknownNameError
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 METRICS = comparable()
 ALL = tuple(METRICS.values())
@@ -201,3 +201,6 @@ def test_metrics_named_finds_names_and_refuses_others():
     ]
     with pytest.raises(UnknownNameError, match="ttft_p99"):
         metrics_named("ttft_p98")
+    for empty in ("", " ", ","):
+        with pytest.raises(SloBenchError, match="no metric is named; known: attainment"):
+            metrics_named(empty)

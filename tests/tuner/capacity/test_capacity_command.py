@@ -11,8 +11,9 @@ QUICK += ["--max-requests", "3000"]
 
 
 def test_capacity_prints_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
-    code, out, _ = slo_bench(*QUICK, "--out", "o")
+    code, out, err = slo_bench(*QUICK, "--out", "o")
     assert code == 0
+    assert err.startswith("searching into o\n")
     for text in ("Capacity, req/s (simulated)", "≥ 0.9", "Levels tried: vllm", "stopped after"):
         assert text in out
     assert (tmp_path / "o" / "report.html").is_file()
@@ -108,12 +109,14 @@ def test_no_advice_where_nothing_limited_the_search():
         (["--resume"], "--resume needs the folder"),
         (["--arrivals", "concurrency(4)"], "choose another arrival process"),
         (["--system", "vlm"], "did you mean vllm"),
+        (["--sweep", "model=nope"], "unknown model 'nope'"),
     ],
 )
 def test_capacity_wrong_options_exit_2(slo_bench, options, problem):
     code, out, err = slo_bench("capacity", *options)
     assert code == 2
     assert problem in err
+    assert "searching into" not in err
     assert not out
 
 

@@ -83,6 +83,11 @@ def test_compatibility_marks_collocation_as_partial_on_servers():
     assert not any("part" in str(value) for value in shown.values())
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_system_of_a_servers_name_runs_on_it(name):
+    assert compatibility_of(SYSTEMS[name])[name] is None
+
+
 def test_edf_runs_on_every_server():
     assert set(compatibility_of(SYSTEMS["edf"]).values()) == {None}
 
