@@ -73,6 +73,10 @@ def test_suite_uses_one_router_for_all_systems(name):
 
 
 RESULTS = Path(__file__).parents[3] / "docs" / "papers" / "results"
+BEFORE_THE_COLUMN = {
+    f"prism-{part}" for part in ("host-time", "local", "mechanisms", "tpot", "two")
+}
+"""Suites whose kept results are older than the column `models_unplaced`."""
 NO_ROOM = re.compile(r"no room for all models on ([\d, ]+) GPUs")
 """How the note of a system's tuning says that a suite has too few GPUs for it on purpose."""
 
@@ -92,6 +96,8 @@ def test_kept_results_place_every_model_of_every_system(name):
     suite = Experiment.suite(name)
     if suite.models == (None,):
         return  # one model
+    if "models_unplaced" not in cells and name in BEFORE_THE_COLUMN:
+        pytest.skip("kept before the column was")
     without = cells_that_leave_models_out(cells, suite)
     assert without.empty, without[["system", "gpus", "models_unplaced"]].drop_duplicates()
 
@@ -99,7 +105,9 @@ def test_kept_results_place_every_model_of_every_system(name):
 def test_cells_without_room_are_excused_on_the_gpus_that_the_note_names():
     note = "as elsewhere; no room for all models on 1, 2 GPUs"
     suite = Experiment(systems=["muxserve"], tuning={"muxserve": {"note": note}})
-    cells = pd.DataFrame({"system": "muxserve", "gpus": [1, 2, 3, 4], "models_unplaced": [5, 1, 1, 0]})
+    cells = pd.DataFrame(
+        {"system": "muxserve", "gpus": [1, 2, 3, 4], "models_unplaced": [5, 1, 1, 0]}
+    )
     assert list(cells_that_leave_models_out(cells, suite)["gpus"]) == [3]
 
 
