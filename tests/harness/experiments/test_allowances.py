@@ -86,8 +86,8 @@ def cells_that_leave_models_out(cells, suite):
     without = cells[cells["models_unplaced"] > 0]
     rooms = {s: NO_ROOM.search(record.note) for s, record in suite.tuning.items()}
     gpus = {s: {int(n) for n in room[1].split(",")} for s, room in rooms.items() if room}
-    meant = [row.gpus in gpus.get(row.system, ()) for row in without.itertuples()]
-    return without[[not m for m in meant]]
+    excused = [row.gpus in gpus.get(row.system, ()) for row in without.itertuples()]
+    return without[[not excuse for excuse in excused]]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("prism*")))
