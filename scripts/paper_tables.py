@@ -77,7 +77,11 @@ _BLOCK = re.compile(
     r"(<!-- (published|table|map|claims|fitted|backends|output): (.*?) -->\n)(.*?)(<!-- end -->)",
     re.DOTALL,
 )
-_ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
+_ALWAYS = {
+    *TEXT_COLUMNS,
+    *NUMBER_COLUMNS,
+    *("requests", "valid", "stationary", "load_factor", "models_unplaced"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,9 @@
 """What suites allow their systems: alike rules, alike effort, and a table that says so."""
 
+import re
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
 from slo_bench import Experiment, SloBenchError
@@ -66,6 +70,45 @@ def test_suite_uses_one_router_for_all_systems(name):
         return  # what the suite compares
     routers = {entry.router for entry in allowances(suite)} - {"its own", "none: one instance"}
     assert len(routers) <= 1
+
+
+RESULTS = Path(__file__).parents[3] / "docs" / "papers" / "results"
+BEFORE_THE_COLUMN = {
+    f"prism-{part}" for part in ("host-time", "local", "mechanisms", "tpot", "two")
+}
+"""Suites whose kept results are older than the column `models_unplaced`."""
+NO_ROOM = re.compile(r"no room for all models on ([\d, ]+) GPUs")
+"""How the note of a system's tuning says that a suite has too few GPUs for it on purpose."""
+
+
+def cells_that_leave_models_out(cells, suite):
+    """Cells in which models stood on no GPU, but where the suite says that they have no room."""
+    without = cells[cells["models_unplaced"] > 0]
+    rooms = {s: NO_ROOM.search(record.note) for s, record in suite.tuning.items()}
+    gpus = {s: {int(n) for n in room[1].split(",")} for s, room in rooms.items() if room}
+    excused = [row.gpus in gpus.get(row.system, ()) for row in without.itertuples()]
+    return without[[not excuse for excuse in excused]]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("prism*")))
+def test_kept_results_place_every_model_of_every_system(name):
+    cells = pd.read_csv(RESULTS / name / "cells.csv")
+    suite = Experiment.suite(name)
+    if suite.models == (None,):
+        return  # one model
+    if "models_unplaced" not in cells and name in BEFORE_THE_COLUMN:
+        pytest.skip("kept before the column was")
+    without = cells_that_leave_models_out(cells, suite)
+    assert without.empty, without[["system", "gpus", "models_unplaced"]].drop_duplicates()
+
+
+def test_cells_without_room_are_excused_on_the_gpus_that_the_note_names():
+    note = "as elsewhere; no room for all models on 1, 2 GPUs"
+    suite = Experiment(systems=["muxserve"], tuning={"muxserve": {"note": note}})
+    cells = pd.DataFrame(
+        {"system": "muxserve", "gpus": [1, 2, 3, 4], "models_unplaced": [5, 1, 1, 0]}
+    )
+    assert list(cells_that_leave_models_out(cells, suite)["gpus"]) == [3]
 
 
 def test_allowances_list_swept_values_and_drop_rules():
