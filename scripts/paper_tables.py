@@ -378,7 +378,8 @@ def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
         name = f"{row.what}: " if len(rows) > 1 else ""
         figure = f"{judged.text}, " if judged.text != "–" else ""
         depends = [remark for remark in judged.remarks if remark.startswith("depends on")]
-        texts.append(f"{name}{figure}{' and '.join(depends) or judged.verdict}")
+        equals = [f", {remark}" for remark in judged.remarks if remark.startswith("equals ")]
+        texts.append(f"{name}{figure}{' and '.join(depends) or judged.verdict}{''.join(equals)}")
     return "; ".join(texts)
 
 

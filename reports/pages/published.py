@@ -33,6 +33,7 @@ from .verdicts import (
     VERDICTS,
     Judgement,
     Verdict,
+    crossing_over_seeds,
     interval_over_seeds,
     judgement,
     order_verdict,
@@ -132,12 +133,13 @@ class Finding:
     """What a run says about a row.
 
     `text` is our figure; `remarks`: settings that differ, values that were chosen, cells that are
-    not stationary.
+    not stationary. `values`: one for each seed, where the row is one figure.
     """
 
     verdict: Verdict
     text: str = "–"
     remarks: tuple[str, ...] = ()
+    values: tuple[float, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -172,19 +174,32 @@ def finding(
     compared: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
     sides = [{**row.where, **pins} for pins in compared]
     as_pinned = _finding_at(row, sides, cells, settings, knee)
+    others = {
+        axis: {
+            value: _finding_at(row, varied, cells, settings, knee)
+            for value, varied in _other_values(axis, sides, cells)
+        }
+        for axis in row.vary
+    }
+    equals = itertools.chain(
+        *(
+            _equals_published(row, axis, _pinned(axis, sides), as_pinned, of_axis)
+            for axis, of_axis in others.items()
+        )
+    )
+    as_pinned = dataclasses.replace(as_pinned, remarks=(*equals, *as_pinned.remarks))
     if as_pinned.verdict not in HOLDS:
         return as_pinned
     weakest, remarks, depends = as_pinned.verdict, as_pinned.remarks, []
     for axis in row.vary:
         differing: dict[str, str] = {}  # other values of the axis, with the figure there
-        for value, varied in _other_values(axis, sides, cells):
-            other = _finding_at(row, varied, cells, settings, knee)
+        for value, other in others[axis].items():
             if HOLDS.get(other.verdict) is (not HOLDS[as_pinned.verdict]):
                 differing[_text(_as_number(value))] = f"{other.verdict}, {other.text}"
             elif other.verdict == "same order":
                 weakest = other.verdict
         if differing:
-            (pinned,) = {_text(pins[axis]) for pins in sides if axis in pins}
+            pinned = _text(_pinned(axis, sides))
             first = next(iter(differing.values()))
             depends.append(
                 f"depends on {axis}: {pinned} {as_pinned.verdict}; {', '.join(differing)} {first}"
@@ -194,16 +209,43 @@ def finding(
     )
 
 
+def _equals_published(
+    row: PublishedRow, axis: str, pinned: object, at_pinned: Finding, others: Mapping[str, Finding]
+) -> tuple[str, ...]:
+    """The value of a varied axis at which a comparison is the published figure, as a remark."""
+    by_value = {str(pinned): at_pinned, **others}
+    points = {
+        number: other.values
+        for value, other in by_value.items()
+        if isinstance(number := _as_number(value), float) and other.values
+    }
+    figure = row.figure
+    if row.than is None or figure is None or figure.low != figure.high:
+        return ()
+    crossing = crossing_over_seeds(points, figure.low)
+    if crossing is None:
+        return ()
+    half = f" ± {crossing.half:.2f}" if math.isfinite(crossing.half) else ""
+    return (f"equals {row.published_text} at {axis} {crossing.mean:.4g}{half}",)
+
+
+def _pinned(axis: str, sides: Sequence[Pins]) -> str | float | bool:
+    """The value of an axis at which the sides stand; `""` says that a side has no such setting."""
+    (value,) = {pins[axis] for pins in sides if pins.get(axis, "") != ""}
+    return value
+
+
 def _other_values(
     axis: str, sides: Sequence[Pins], cells: pd.DataFrame
 ) -> Iterator[tuple[str, list[Pins]]]:
     """The values of an axis at which the sides do not stand, each with the sides' pins there."""
-    pinned = {_text(pins[axis]) for pins in sides if axis in pins}
+    pinned = _text(_pinned(axis, sides))
     for value in dict.fromkeys(cells[axis].astype(str)) if axis in cells.columns else ():
-        if _text(_as_number(value)) not in {"none", "nan", *pinned}:
+        if _text(_as_number(value)) not in {"none", "nan", pinned}:
+            varied = {axis: _as_number(value)}
             yield (
                 value,
-                [{**pins, axis: _as_number(value)} if axis in pins else pins for pins in sides],
+                [{**pins, **varied} if pins.get(axis, "") != "" else pins for pins in sides],
             )
 
 
@@ -228,7 +270,7 @@ def _finding_at(
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
         by_seed = [_by_seed(row, choice.cells) for choice in chosen]
-        text, judged_values = _judge(row, by_seed)
+        text, values, judged_values = _judge(row, by_seed)
     except _CannotTellError as error:
         if differing:
             return Finding("another set-up", remarks=differing)
@@ -238,9 +280,9 @@ def _finding_at(
     if differing:
         return Finding("another set-up", text, remarks)
     if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
-        return Finding("same policy here", text, remarks)
+        return Finding("same policy here", text, remarks, values)
     undecided = (judged_values.remark,) if judged_values.remark else ()
-    return Finding(judged_values.verdict, text, (*undecided, *remarks))
+    return Finding(judged_values.verdict, text, (*undecided, *remarks), values)
 
 
 _LEVELS = ("rate_rps", "load_factor", "replay_speed")
@@ -419,8 +461,10 @@ def _refuse_several(cells: pd.DataFrame, swept: str | None) -> None:
     raise _CannotTellError("not unique", "the run has several: " + "; ".join(several))
 
 
-def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[str, Judgement]:
-    """Our figure as text, and what the values say."""
+def _judge(
+    row: PublishedRow, by_seed: Sequence[Mapping[int, float]]
+) -> tuple[str, tuple[float, ...], Judgement]:
+    """Our figure as text, its values by seed (none of an order), and what they say."""
     seeds = sorted(set.intersection(*(set(values) for values in by_seed)))
     if not seeds:
         raise _CannotTellError("not run", "no seed has all that is compared")
@@ -432,7 +476,7 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
             for higher, lower in itertools.pairwise(by_seed)
         ]
         shown = sign.join(figure_text(float(mean), "") for mean in means)
-        return f"{shown} {row.unit}".rstrip(), judgement(steps, order_verdict)
+        return f"{shown} {row.unit}".rstrip(), (), judgement(steps, order_verdict)
     if row.than is None:
         values = [by_seed[0][seed] * row.scale for seed in seeds]
     else:
@@ -443,7 +487,8 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
     if math.isfinite(interval.half):
         unit, half = "", f" ± {figure_text(interval.half, row.unit)}"
     text = figure_text(interval.mean, unit, signed=signed) + half
-    return text, judgement([values], lambda parts: verdict(parts[0], row.figure, row.null))
+    judged_values = judgement([values], lambda parts: verdict(parts[0], row.figure, row.null))
+    return text, tuple(values), judged_values
 
 
 def _compared(row: PublishedRow, ours: float, other: float) -> float:

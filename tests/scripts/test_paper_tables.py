@@ -47,7 +47,10 @@ def test_a_changed_result_changes_the_page(tables, results, tmp_path):
     assert tables.written(again, tmp_path) == again
 
 
-TINY = "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --model mistral-7b"
+TINY = (
+    "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --router least-loaded"
+    " --sweep sarathi.chunk_tokens=512,8192"
+)
 
 
 PAGE = """<!-- published: suite = "ascendra" -->
