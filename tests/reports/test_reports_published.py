@@ -434,6 +434,7 @@ def test_claims_say_where_every_setting_is_from(name):
             names: set[str] = set()
             for section in (settings, *settings.pop("variants", {}).values()):
                 of_systems = section.pop("parameters", {})
+                names |= {f"server.{key}" for key in section.pop("server", {})}
                 names |= section.keys() - OF_THE_RUN
                 names |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
             if "parameters" in table.sources:  # of all that no source of its own names
