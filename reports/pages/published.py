@@ -33,7 +33,7 @@ from .verdicts import (
     VERDICTS,
     Judgement,
     Verdict,
-    crossing_over_seeds,
+    crossing,
     interval_over_seeds,
     judgement,
     order_verdict,
@@ -214,19 +214,23 @@ def _equals_published(
 ) -> tuple[str, ...]:
     """The value of a varied axis at which a comparison is the published figure, as a remark."""
     by_value = {str(pinned): at_pinned, **others}
-    points = {
-        number: other.values
+    intervals = {
+        number: interval_over_seeds(other.values)
         for value, other in by_value.items()
         if isinstance(number := _as_number(value), float) and other.values
     }
     figure = row.figure
     if row.than is None or figure is None or figure.low != figure.high:
         return ()
-    crossing = crossing_over_seeds(points, figure.low)
-    if crossing is None:
+    mean, *ends = (
+        crossing({value: getattr(i, part) for value, i in intervals.items()}, figure.low)
+        for part in ("mean", "high", "low")
+    )
+    if mean is None:
         return ()
-    half = f" ± {crossing.half:.2f}" if math.isfinite(crossing.half) else ""
-    return (f"equals {row.published_text} at {axis} {crossing.mean:.4g}{half}",)
+    texts = [f"{end:.4g}" for end in sorted(end for end in ends if end is not None)]
+    between = f" ({texts[0]} to {texts[1]})" if len(texts) == 2 else ""
+    return (f"equals {row.published_text} at {axis} {mean:.4g}{between}",)
 
 
 def _pinned(axis: str, sides: Sequence[Pins]) -> str | float | bool:

@@ -126,28 +126,17 @@ def interval_over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, (_T.get(freedom) or student_t(0.975, freedom)) * error)
 
 
-def crossing_over_seeds(points: Mapping[float, Sequence[float]], level: float) -> Interval | None:
-    """Where values first cross `level` as an axis rises, by linear interpolation in each seed.
+def crossing(points: Mapping[float, float], level: float) -> float | None:
+    """The first value of an axis at which `points` cross `level`; None where they do not.
 
     Args:
-        points: values, one a seed, by the value of the axis.
+        points: values by the value of the axis; linear between them.
         level: what is crossed, from either side.
-
-    Returns:
-        The value of the axis; None where a seed does not cross, or has not all points.
     """
-    axis = sorted(points)
-    if len({len(values) for values in points.values()}) != 1:
-        return None
-    crossings = []
-    for of_seed in zip(*(points[value] for value in axis), strict=True):
-        for (low, before), (high, after) in itertools.pairwise(zip(axis, of_seed, strict=True)):
-            if before != after and min(before, after) <= level <= max(before, after):
-                crossings.append(low + (high - low) * (level - before) / (after - before))
-                break
-        else:
-            return None
-    return interval_over_seeds(crossings) if crossings else None
+    for (low, before), (high, after) in itertools.pairwise(sorted(points.items())):
+        if before != after and min(before, after) <= level <= max(before, after):
+            return low + (high - low) * (level - before) / (after - before)
+    return None
 
 
 def verdict(interval: Interval, figure: PublishedFigure | None, null: float | None) -> Verdict:

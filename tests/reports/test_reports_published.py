@@ -286,7 +286,7 @@ def test_a_varied_row_says_where_its_comparison_equals_the_published_figure():
     cells = joined(run(), run(cap="128", attainment=[0.8, 0.9, 0.85, 0.6, 0.7, 0.65]))
     fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "by": "difference"}
     judged = judge(row(30.0, **fields, vary=("cap",)), cells)
-    assert judged == Finding("same order", "+40.0 ± 0.00", ("equals +30.0 at cap 96 ± 0.00",))
+    assert judged == Finding("same order", "+40.0 ± 0.00", ("equals +30.0 at cap 96 (96 to 96)",))
     assert judge(row(50.0, **fields, vary=("cap",)), cells).remarks == ()
 
 
