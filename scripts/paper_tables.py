@@ -357,8 +357,11 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
         ]
         decides = " ".join(dict.fromkeys(row.decides for row, _ in of_claim if row.decides))
         above, decides = decides, "as above" if decides and decides == above else decides
+        figures = ", ".join(published)
+        if len(published) > _MANY_FIGURES:
+            figures = f"{len(published)} figures"
         rows.append(
-            (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
+            (f"{claim}: {figures}", *(text or "not run" for text in setups), decides)
         )
     heads = ("claim", "as published", "fair", "what decides it")
     commands = ", ".join(f"`slo-bench run --suite {suite}`" for suite in sorted(shown))
@@ -366,6 +369,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
 
 
 _MANY_ROWS = 4  # of a claim and a set-up: more are counted
+_MANY_FIGURES = 9  # published ones of a claim: more are counted
 
 
 def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:

@@ -199,7 +199,7 @@ def finding(
             elif other.verdict == "same order":
                 weakest = other.verdict
         if differing:
-            pinned = _text(_pinned(axis, sides))
+            pinned = _text(_pinned(axis, sides) or "default")
             first = next(iter(differing.values()))
             depends.append(
                 f"depends on {axis}: {pinned} {as_pinned.verdict}; {', '.join(differing)} {first}"
@@ -233,9 +233,15 @@ def _equals_published(
     return (f"equals {row.published_text} at {axis} {mean:.4g}{between}",)
 
 
+def _stands(pins: Pins, axis: str) -> bool:
+    """Whether a side has the axis: `""` is the default of its own system, of others nothing."""
+    own = axis.rpartition(".")[0] == pins.get("system")
+    return axis in pins and (own or pins[axis] != "")
+
+
 def _pinned(axis: str, sides: Sequence[Pins]) -> str | float | bool:
-    """The value of an axis at which the sides stand; `""` says that a side has no such setting."""
-    (value,) = {pins[axis] for pins in sides if pins.get(axis, "") != ""}
+    """The value of an axis at which the sides stand."""
+    (value,) = {pins[axis] for pins in sides if _stands(pins, axis)}
     return value
 
 
@@ -247,10 +253,7 @@ def _other_values(
     for value in dict.fromkeys(cells[axis].astype(str)) if axis in cells.columns else ():
         if _text(_as_number(value)) not in {"none", "nan", pinned}:
             varied = {axis: _as_number(value)}
-            yield (
-                value,
-                [{**pins, **varied} if pins.get(axis, "") != "" else pins for pins in sides],
-            )
+            yield value, [{**pins, **varied} if _stands(pins, axis) else pins for pins in sides]
 
 
 def _as_number(text: str) -> str | float:
@@ -439,7 +442,8 @@ def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
         else:
             value = of_seed[column].iloc[0]
             if row.per is not None:
-                value /= of_seed[row.per].iloc[0]
+                divisor = of_seed[row.per].iloc[0]
+                value = value / divisor if divisor else math.nan
         if math.isfinite(value):
             values[int(float(str(seed)))] = float(value)
     if not values:

@@ -301,6 +301,17 @@ def test_a_setting_that_one_side_lacks_is_varied_on_the_other_alone():
     assert judged.remarks == ("depends on own: 64 same order; 9 not reproduced, -10.00 ± 0.00",)
 
 
+def test_a_parameter_at_its_default_is_varied_on_the_side_of_its_system():
+    of_a = ["", "", "", "", "", ""]
+    cells = joined(run(), run(attainment=[0.3, 0.4, 0.35] * 2)[:3]).assign(
+        **{"a.cap": [*of_a, "64", "64", "64"]}
+    )
+    fields = {"where": {"system": "a", "a.cap": ""}, "than": {"system": "b"}, "by": "difference"}
+    judged = judge(row("> 0", **fields, vary=("a.cap",)), cells)
+    remark = "depends on a.cap: default same order; 64 not reproduced, -10.0 ± 0.00"
+    assert judged.remarks == (remark,)
+
+
 def test_the_weaker_verdict_stands_where_an_assumed_setting_weakens_it():
     cells = joined(run(attainment=[1.0, 1.0, 1.0, 0.5, 0.5, 0.5]), run(cap="128"))
     fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "scale": 1.0}
