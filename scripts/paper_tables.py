@@ -360,9 +360,7 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
         figures = ", ".join(published)
         if len(published) > _MANY_FIGURES:
             figures = f"{len(published)} figures"
-        rows.append(
-            (f"{claim}: {figures}", *(text or "not run" for text in setups), decides)
-        )
+        rows.append((f"{claim}: {figures}", *(text or "not run" for text in setups), decides))
     heads = ("claim", "as published", "fair", "what decides it")
     commands = ", ".join(f"`slo-bench run --suite {suite}`" for suite in sorted(shown))
     return "\n".join([*_markdown(heads, rows), "", f"From {commands}."])

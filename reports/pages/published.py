@@ -235,8 +235,8 @@ def _equals_published(
 
 def _stands(pins: Pins, axis: str) -> bool:
     """Whether a side has the axis: `""` is the default of its own system, of others nothing."""
-    own = axis.rpartition(".")[0] == pins.get("system")
-    return axis in pins and (own or pins[axis] != "")
+    of_its_system = axis.rpartition(".")[0] == pins.get("system")
+    return axis in pins and (of_its_system or pins[axis] != "")
 
 
 def _pinned(axis: str, sides: Sequence[Pins]) -> str | float | bool:
