@@ -364,15 +364,17 @@ def _claims_block(fields: Mapping[str, Any], results: Path) -> str:
         ]
         decides = " ".join(dict.fromkeys(row.decides for row, _ in of_claim if row.decides))
         above, decides = decides, "as above" if decides and decides == above else decides
-        rows.append(
-            (f"{claim}: {', '.join(published)}", *(text or "not run" for text in setups), decides)
-        )
+        figures = ", ".join(published)
+        if len(published) > _MANY_FIGURES:
+            figures = f"{len(published)} figures"
+        rows.append((f"{claim}: {figures}", *(text or "not run" for text in setups), decides))
     heads = ("claim", "as published", "fair", "what decides it")
     commands = ", ".join(f"`slo-bench run --suite {suite}`" for suite in sorted(shown))
     return "\n".join([*_markdown(heads, rows), "", f"From {commands}."])
 
 
 _MANY_ROWS = 4  # of a claim and a set-up: more are counted
+_MANY_FIGURES = 9  # published ones of a claim: more are counted
 
 
 def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
@@ -385,7 +387,8 @@ def _verdicts(rows: Sequence[tuple[PublishedRow, Finding]]) -> str:
         name = f"{row.what}: " if len(rows) > 1 else ""
         figure = f"{judged.text}, " if judged.text != "–" else ""
         depends = [remark for remark in judged.remarks if remark.startswith("depends on")]
-        texts.append(f"{name}{figure}{' and '.join(depends) or judged.verdict}")
+        equals = [f", {remark}" for remark in judged.remarks if remark.startswith("equals ")]
+        texts.append(f"{name}{figure}{' and '.join(depends) or judged.verdict}{''.join(equals)}")
     return "; ".join(texts)
 
 

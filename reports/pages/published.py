@@ -33,6 +33,7 @@ from .verdicts import (
     VERDICTS,
     Judgement,
     Verdict,
+    crossing,
     interval_over_seeds,
     judgement,
     order_verdict,
@@ -132,12 +133,13 @@ class Finding:
     """What a run says about a row.
 
     `text` is our figure; `remarks`: settings that differ, values that were chosen, cells that are
-    not stationary.
+    not stationary. `values`: one for each seed, where the row is one figure.
     """
 
     verdict: Verdict
     text: str = "–"
     remarks: tuple[str, ...] = ()
+    values: tuple[float, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -171,19 +173,32 @@ def finding(
         return Finding("not run")
     sides = row.sides
     as_pinned = _finding_at(row, sides, cells, settings, knee)
+    others = {
+        axis: {
+            value: _finding_at(row, varied, cells, settings, knee)
+            for value, varied in _other_values(axis, sides, cells)
+        }
+        for axis in row.vary
+    }
+    equals = itertools.chain(
+        *(
+            _equals_published(row, axis, _pinned(axis, sides), as_pinned, of_axis)
+            for axis, of_axis in others.items()
+        )
+    )
+    as_pinned = dataclasses.replace(as_pinned, remarks=(*equals, *as_pinned.remarks))
     if as_pinned.verdict not in HOLDS:
         return as_pinned
     weakest, remarks, depends = as_pinned.verdict, as_pinned.remarks, []
     for axis in row.vary:
         differing: dict[str, str] = {}  # other values of the axis, with the figure there
-        for value, varied in _other_values(axis, sides, cells):
-            other = _finding_at(row, varied, cells, settings, knee)
+        for value, other in others[axis].items():
             if HOLDS.get(other.verdict) is (not HOLDS[as_pinned.verdict]):
                 differing[_text(_as_number(value))] = f"{other.verdict}, {other.text}"
             elif other.verdict == "same order":
                 weakest = other.verdict
         if differing:
-            (pinned,) = {_text(pins[axis]) for pins in sides if axis in pins}
+            pinned = _text(_pinned(axis, sides) or "default")
             first = next(iter(differing.values()))
             depends.append(
                 f"depends on {axis}: {pinned} {as_pinned.verdict}; {', '.join(differing)} {first}"
@@ -193,17 +208,51 @@ def finding(
     )
 
 
+def _equals_published(
+    row: PublishedRow, axis: str, pinned: object, at_pinned: Finding, others: Mapping[str, Finding]
+) -> tuple[str, ...]:
+    """The value of a varied axis at which a comparison is the published figure, as a remark."""
+    by_value = {str(pinned): at_pinned, **others}
+    intervals = {
+        number: interval_over_seeds(other.values)
+        for value, other in by_value.items()
+        if isinstance(number := _as_number(value), float) and other.values
+    }
+    figure = row.figure
+    if row.than is None or figure is None or figure.low != figure.high:
+        return ()
+    mean, *ends = (
+        crossing({value: getattr(i, part) for value, i in intervals.items()}, figure.low)
+        for part in ("mean", "high", "low")
+    )
+    if mean is None:
+        return ()
+    texts = [f"{end:.4g}" for end in sorted(end for end in ends if end is not None)]
+    between = f" ({texts[0]} to {texts[1]})" if len(texts) == 2 else ""
+    return (f"equals {row.published_text} at {axis} {mean:.4g}{between}",)
+
+
+def _stands(pins: Pins, axis: str) -> bool:
+    """Whether a side has the axis: `""` is the default of its own system, of others nothing."""
+    of_its_system = axis.rpartition(".")[0] == pins.get("system")
+    return axis in pins and (of_its_system or pins[axis] != "")
+
+
+def _pinned(axis: str, sides: Sequence[Pins]) -> str | float | bool:
+    """The value of an axis at which the sides stand."""
+    (value,) = {pins[axis] for pins in sides if _stands(pins, axis)}
+    return value
+
+
 def _other_values(
     axis: str, sides: Sequence[Pins], cells: pd.DataFrame
 ) -> Iterator[tuple[str, list[Pins]]]:
     """The values of an axis at which the sides do not stand, each with the sides' pins there."""
-    pinned = {_text(pins[axis]) for pins in sides if axis in pins}
+    pinned = _text(_pinned(axis, sides))
     for value in dict.fromkeys(cells[axis].astype(str)) if axis in cells.columns else ():
-        if _text(_as_number(value)) not in {"none", "nan", *pinned}:
-            yield (
-                value,
-                [{**pins, axis: _as_number(value)} if axis in pins else pins for pins in sides],
-            )
+        if _text(_as_number(value)) not in {"none", "nan", pinned}:
+            varied = {axis: _as_number(value)}
+            yield value, [{**pins, **varied} if _stands(pins, axis) else pins for pins in sides]
 
 
 def _as_number(text: str) -> str | float:
@@ -227,7 +276,7 @@ def _finding_at(
         differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
         by_seed = [_by_seed(row, choice.cells) for choice in chosen]
-        text, judged_values = _judge(row, by_seed)
+        text, values, judged_values = _judge(row, by_seed)
     except _CannotTellError as error:
         if differing:
             return Finding("another set-up", remarks=differing)
@@ -237,11 +286,11 @@ def _finding_at(
     if differing:
         return Finding("another set-up", text, remarks)
     if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
-        return Finding("same policy here", text, remarks)
+        return Finding("same policy here", text, remarks, values)
     if _tells_nothing(row, by_seed):
-        return Finding("tells nothing", text, ("the same share in every seed", *remarks))
+        return Finding("tells nothing", text, ("the same share in every seed", *remarks), values)
     undecided = (judged_values.remark,) if judged_values.remark else ()
-    return Finding(judged_values.verdict, text, (*undecided, *remarks))
+    return Finding(judged_values.verdict, text, (*undecided, *remarks), values)
 
 
 def _tells_nothing(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> bool:
@@ -404,7 +453,8 @@ def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
         else:
             value = of_seed[column].iloc[0]
             if row.per is not None:
-                value /= of_seed[row.per].iloc[0]
+                divisor = of_seed[row.per].iloc[0]
+                value = value / divisor if divisor else math.nan
         if math.isfinite(value):
             values[int(float(str(seed)))] = float(value)
     if not values:
@@ -430,8 +480,10 @@ def _refuse_several(cells: pd.DataFrame, swept: str | None) -> None:
     raise _CannotTellError("not unique", "the run has several: " + "; ".join(several))
 
 
-def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[str, Judgement]:
-    """Our figure as text, and what the values say."""
+def _judge(
+    row: PublishedRow, by_seed: Sequence[Mapping[int, float]]
+) -> tuple[str, tuple[float, ...], Judgement]:
+    """Our figure as text, its values by seed (none of an order), and what they say."""
     seeds = sorted(set.intersection(*(set(values) for values in by_seed)))
     if not seeds:
         raise _CannotTellError("not run", "no seed has all that is compared")
@@ -443,7 +495,7 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
             for higher, lower in itertools.pairwise(by_seed)
         ]
         shown = sign.join(figure_text(float(mean), "") for mean in means)
-        return f"{shown} {row.unit}".rstrip(), judgement(steps, order_verdict)
+        return f"{shown} {row.unit}".rstrip(), (), judgement(steps, order_verdict)
     if row.than is None:
         values = [by_seed[0][seed] * row.scale for seed in seeds]
     else:
@@ -454,7 +506,8 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
     if math.isfinite(interval.half):
         unit, half = "", f" ± {figure_text(interval.half, row.unit)}"
     text = figure_text(interval.mean, unit, signed=signed) + half
-    return text, judgement([values], lambda parts: verdict(parts[0], row.figure, row.null))
+    judged_values = judgement([values], lambda parts: verdict(parts[0], row.figure, row.null))
+    return text, tuple(values), judged_values
 
 
 def _compared(row: PublishedRow, ours: float, other: float) -> float:

@@ -6,6 +6,7 @@ sets of the seeds, by their means.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,19 @@ def interval_over_seeds(values: Sequence[float]) -> Interval:
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     freedom = len(values) - 1
     return Interval(mean, (_T.get(freedom) or student_t(0.975, freedom)) * error)
+
+
+def crossing(points: Mapping[float, float], level: float) -> float | None:
+    """The first value of an axis at which `points` cross `level`; None where they do not.
+
+    Args:
+        points: values by the value of the axis; linear between them.
+        level: what is crossed, from either side.
+    """
+    for (low, before), (high, after) in itertools.pairwise(sorted(points.items())):
+        if before != after and min(before, after) <= level <= max(before, after):
+            return low + (high - low) * (level - before) / (after - before)
+    return None
 
 
 def verdict(interval: Interval, figure: PublishedFigure | None, null: float | None) -> Verdict:

@@ -281,6 +281,37 @@ def test_a_verdict_that_flips_with_an_assumed_setting_depends_on_it():
     assert judge(published_row, steady) == Finding("same order", "+40.0 ± 0.00")
 
 
+def test_a_varied_row_says_where_its_comparison_equals_the_published_figure():
+    """`a` leads by 40 points at cap 64 and by 20 at 128: by 30 at 96, in every seed."""
+    cells = joined(run(), run(cap="128", attainment=[0.8, 0.9, 0.85, 0.6, 0.7, 0.65]))
+    fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "by": "difference"}
+    judged = judge(row(30.0, **fields, vary=("cap",)), cells)
+    assert judged == Finding("same order", "+40.0 ± 0.00", ("equals +30.0 at cap 96 (96 to 96)",))
+    assert judge(row(50.0, **fields, vary=("cap",)), cells).remarks == ()
+
+
+def test_a_setting_that_one_side_lacks_is_varied_on_the_other_alone():
+    of_b = ["", "", "", "64", "64", "64"]
+    cells = joined(run(own=of_b), run(own=["", "", "", "9", "9", "9"])[3:])
+    fields = {"where": {"system": "a", "own": ""}, "than": {"system": "b", "own": 64}}
+    judged = judge(row("> 0", **fields, by="difference", vary=("own",)), cells)
+    assert judged == Finding("same order", "+40.0 ± 0.00")
+    worse = cells.assign(attainment=[0.8, 0.9, 0.85, 0.4, 0.5, 0.45, 0.9, 1.0, 0.95])
+    judged = judge(row("> 0", **fields, by="difference", vary=("own",)), worse)
+    assert judged.remarks == ("depends on own: 64 same order; 9 not reproduced, -10.00 ± 0.00",)
+
+
+def test_a_parameter_at_its_default_is_varied_on_the_side_of_its_system():
+    of_a = ["", "", "", "", "", ""]
+    cells = joined(run(), run(attainment=[0.3, 0.4, 0.35] * 2)[:3]).assign(
+        **{"a.cap": [*of_a, "64", "64", "64"]}
+    )
+    fields = {"where": {"system": "a", "a.cap": ""}, "than": {"system": "b"}, "by": "difference"}
+    judged = judge(row("> 0", **fields, vary=("a.cap",)), cells)
+    remark = "depends on a.cap: default same order; 64 not reproduced, -10.0 ± 0.00"
+    assert judged.remarks == (remark,)
+
+
 def test_the_weaker_verdict_stands_where_an_assumed_setting_weakens_it():
     cells = joined(run(attainment=[1.0, 1.0, 1.0, 0.5, 0.5, 0.5]), run(cap="128"))
     fields = {"where": {"system": "a", "cap": 64}, "than": {"system": "b"}, "scale": 1.0}
@@ -442,6 +473,7 @@ def test_claims_say_where_every_setting_is_from(name):
             names: set[str] = set()
             for section in (settings, *settings.pop("variants", {}).values()):
                 of_systems = section.pop("parameters", {})
+                names |= {f"server.{key}" for key in section.pop("server", {})}
                 names |= section.keys() - OF_THE_RUN
                 names |= {f"{s}.{key}" for s, values in of_systems.items() for key in values}
             if "parameters" in table.sources:  # of all that no source of its own names

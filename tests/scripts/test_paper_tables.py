@@ -2,10 +2,13 @@
 
 import re
 import shutil
+import tomllib
 
+import pandas as pd
 import pytest
 
 from slo_bench.cli.main import app
+from slo_bench.reports.pages.published_table import load_published
 from slo_bench.workloads.errors import SloBenchError
 
 MARK = re.compile(r"^\*Measured by hand up to commit [0-9a-f]{7}, not generated:\*$", re.M)
@@ -29,6 +32,20 @@ def test_pages_equal_those_written_from_kept_results(tables):
         assert tables.written(text) == text, page.name
 
 
+def test_mechanisms_that_published_rows_read_act_in_some_cell(tables):
+    """A claim about a mechanism that never acts in its suite would be judged by its absence."""
+    for folder in sorted(tables.RESULTS.iterdir()):
+        named = {}
+        if (folder / "cells.csv").is_file():
+            named = tomllib.loads((folder / "experiment.toml").read_text())
+        if "published" not in named:
+            continue
+        cells = pd.read_csv(folder / "cells.csv")
+        for row in load_published(named["published"]).rows:
+            if (row.column or "").startswith("count_"):
+                assert cells[row.column].max() > 0, (folder.name, row.what)
+
+
 @pytest.mark.slow
 def test_a_changed_result_changes_the_page(tables, results, tmp_path):
     page = tables.written(PAGE, results)
@@ -47,7 +64,10 @@ def test_a_changed_result_changes_the_page(tables, results, tmp_path):
     assert tables.written(again, tmp_path) == again
 
 
-TINY = "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --model mistral-7b"
+TINY = (
+    "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --router least-loaded"
+    " --sweep sarathi.chunk_tokens=512,8192"
+)
 
 
 PAGE = """<!-- published: suite = "ascendra" -->

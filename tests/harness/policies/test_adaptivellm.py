@@ -358,7 +358,7 @@ def test_grouped_query_attention_takes_less_than_equation_3():
 
 
 def test_suite_equals_the_published_setup():
-    cells = Experiment.suite("adaptivellm").plan().cells
+    cells = Experiment.suite("adaptivellm-models").plan().cells
     assert len(cells) == 12 * 3 * 3  # groups, systems, seeds
     for place in {cell.placement for cell in cells}:
         placement = placed(place).placement
@@ -376,7 +376,7 @@ def test_suite_equals_the_published_setup():
 
 def served(dataset, name, **parameters):
     """A system on OPT-13B in the published set-up."""
-    cells = Experiment.suite("adaptivellm").plan().cells
+    cells = Experiment.suite("adaptivellm-models").plan().cells
     cell = [c for c in cells if c.placement.model == "opt-13b" and c.seed == 0][dataset]
     place = placed(cell.placement)
     system = configured(name, parameters)
