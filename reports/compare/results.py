@@ -140,6 +140,7 @@ class RequestResults:
         unknown = np.full(len(self), np.nan)
         columns = {
             **{column.name: unknown for column in fields(Records)},
+            "untimed_tokens": np.ones(len(self)),
             "outcome": np.where(self.finished, Outcome.FINISHED, Outcome.UNFINISHED),
             **self.further,
             "arrival_s": began_s,
