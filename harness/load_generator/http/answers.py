@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise, repeat
 from operator import and_
@@ -19,7 +19,7 @@ from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of
 from .token_counts import TokenEvents, shown
 
-_decode = json.JSONDecoder().raw_decode
+_decode = json.JSONDecoder().scan_once
 _MOST_SIZE_BYTES = 20  # of the line before a chunk; longer ones are taken apart elsewhere
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
@@ -265,7 +265,9 @@ class _Reader:
                 continue
             if start < position:  # a line of the event before
                 continue
-            data, end = _whole_data(body, match)
+            data = match[1]
+            if body.startswith(b"data:", end):
+                data, end = _whole_data(body, match)
             end += _blank(body, end)
             if not self._event(data, body[position:end], match.start(1) - position, time_s):
                 return False
@@ -302,7 +304,9 @@ class _Reader:
                 start > first and body[start - 1] not in _LINE_ENDS
             ):  # within a comment or another field
                 continue
-            data, position = _whole_data(body, match)
+            data = match[1]
+            if body.startswith(b"data:", position):
+                data, position = _whole_data(body, match)
             time_s = stamps[bisect_left(ends, position - 1)]
             position += _blank(body, position)
             together = 2 * (position - begin)
@@ -384,23 +388,23 @@ class _Reader:
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
         part = _part(choice)
-        shows = shown(choice, part)
-        self._text = text = shows.text
-        size = shows.size
+        text, content, size, listed, reasons = shown(choice, part)
+        self._text = text
         index = choice.get("index")
         self._index = index if isinstance(index, int) else 0
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and finish and self._finish not in _NO_ENDS:
             self._finish = finish
-        self._stop = str(choice.get("stop_reason") or self._stop)
+        if stop := choice.get("stop_reason"):
+            self._stop = str(stop)
         # A role, and a last event that only says why it is the last, bring no token.
         if size or not (part.get("role") or finish):
-            self._events.add(time_s, size, self._index, shows.listed)
-            self._events.reasons |= bool(shows.reasoning)
+            self._events.add(time_s, size, self._index, listed)
+            self._events.reasons |= reasons
         if self._keep_text:
             self._texts.append(text)
             if not self._index:
-                self._contents.append(shows.content)
+                self._contents.append(content)
                 ids = choice.get("token_ids")
                 if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
                     self.answer.token_ids += ids
@@ -413,16 +417,15 @@ class _Reader:
         if not isinstance(usage, dict):
             return False
         answer = self.answer
-        if (prompt := _first(usage, ("prompt_tokens", "input_tokens"))) is not None:
+        if (prompt := _first(usage, "prompt_tokens", "input_tokens")) is not None:
             answer.prompt_tokens = _count(prompt)
-        cached = _first(usage, ("cached_tokens",), "prompt_tokens_details", "input_tokens_details")
-        if cached is not None:
+        details = _first(usage, "prompt_tokens_details", "input_tokens_details")
+        if isinstance(details, dict) and (cached := details.get("cached_tokens")) is not None:
             answer.cached_tokens = _count(cached)
-        reasoning = _first(
-            usage, ("reasoning_tokens",), "completion_tokens_details", "output_tokens_details"
-        )
+        details = _first(usage, "completion_tokens_details", "output_tokens_details")
+        reasoning = (details if isinstance(details, dict) else usage).get("reasoning_tokens")
         self._hidden_tokens = max(self._hidden_tokens, _count(reasoning))
-        if (tokens := _first(usage, ("completion_tokens", "output_tokens"))) is None:
+        if (tokens := _first(usage, "completion_tokens", "output_tokens")) is None:
             return True
         answer.completion_tokens = _count(tokens)
         if isinstance(tokens, int) and tokens > _MOST_TOKENS:
@@ -484,21 +487,20 @@ def _is_error(payload: Mapping[str, Any]) -> bool:
     if payload.get("error") or payload.get("errors") or payload.get("object") == "error":
         return True
     choices = payload.get("choices")
-    if not choices and "data" not in payload:
-        told = payload.get("message") or payload.get("detail")
-        return isinstance(told, str | list) and "usage" not in payload
-    return isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("error") for choice in choices
-    )
+    if choices and isinstance(choices, list):
+        for choice in choices:  # noqa: SIM110 - faster than a generator
+            if isinstance(choice, dict) and choice.get("error"):
+                return True
+        return False
+    if "usage" in payload or "data" in payload:
+        return False
+    return isinstance(payload.get("message") or payload.get("detail"), str | list)
 
 
-def _first(usage: Mapping[str, Any], names: Sequence[str], *groups: str) -> object:
-    """The first of these fields of a usage, or of these groups in it, that has a value."""
-    for fields in (*map(usage.get, groups), usage):
-        for name in names:
-            if isinstance(fields, dict) and fields.get(name) is not None:
-                return fields[name]
-    return None
+def _first(usage: Mapping[str, Any], name: str, other_name: str) -> Any:
+    """A field of a usage, by either name."""
+    value = usage.get(name)
+    return usage.get(other_name) if value is None else value
 
 
 def _parsed(data: bytes) -> Any:
@@ -506,8 +508,8 @@ def _parsed(data: bytes) -> Any:
     if data.startswith(b'{"'):  # the others may be in other encodings
         try:
             text = data.decode()
-            value, end = _decode(text)
-        except (ValueError, RecursionError):
+            value, end = _decode(text, 0)
+        except (ValueError, RecursionError, StopIteration):
             return parse_event(data)  # which says what is wrong
         if end == len(text):
             return value
@@ -520,14 +522,12 @@ def _blank(body: bytes, position: int) -> int:
 
 
 def _whole_data(body: bytes, match: re.Match[bytes]) -> tuple[bytes, int]:
-    """The data of an event whose first line matched, and where they end.
+    """The data of an event whose first line of several matched, and where they end.
 
     Lines of data that follow each other are those of one event, or where the first is whole by
     itself, of several without the empty lines between them.
     """
     data, end = match[1], match.end()
-    if not body.startswith(b"data:", end):
-        return data, end
     try:
         _parsed(data)
     except ValueError:

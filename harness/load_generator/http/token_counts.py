@@ -26,6 +26,7 @@ _REASONING = (
     *("reasoning_details", "thinking_blocks"),
 )
 _CALLS = ("tool_calls", "function_call")
+_ODD = frozenset((*_REASONING, *_CALLS, "refusal", "audio"))  # beside plain text
 _WITHIN = (
     *("text", "thinking", "summary", "content", "transcript", "reasoning"),
     *("function", "name", "arguments", "input"),
@@ -35,49 +36,46 @@ _LEAST_TOKEN_S = 50e-6  # tokens that follow each other faster were held back an
 
 
 class Shown(NamedTuple):
-    """What one choice of an event shows; empty texts where there is none.
+    """What one choice of an event shows.
 
-    `listed`: number of tokens that the event lists; -1 if it lists none.
+    Attributes:
+        text: all of it but calls of tools; empty where there is none.
+        content: the part of it that is the answer itself.
+        size: bytes of what is shown; 0: nothing.
+        listed: number of tokens that the event lists; -1 if it lists none.
+        reasons: whether it shows reasoning.
     """
 
+    text: str
     content: str
-    reasoning: str
-    calls: str
+    size: int
     listed: int
-
-    @property
-    def text(self) -> str:
-        """All texts but those of tools."""
-        return self.reasoning + self.content
-
-    @property
-    def size(self) -> int:
-        """Bytes of what is shown; 0: nothing."""
-        return _size(self.text + self.calls, self.listed)
+    reasons: bool
 
 
 def _size(text: str, listed: int) -> int:
-    return max(len(text.encode(errors="surrogatepass")), listed)
+    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    return max(size, listed)
 
 
 def shown(choice: Mapping[str, Any], part: Mapping[str, Any]) -> Shown:
     """What a choice shows; `part` holds its text (`delta`, `message` or the choice itself)."""
-    content, reasoning = part.get("content"), ""
+    content, reasoning, calls = part.get("content"), "", ""
     if isinstance(content, list):  # parts, of which some are thoughts
         reasoning = _text([item for item in content if _is_thought(item)])
         content = _text([item for item in content if not _is_thought(item)])
     elif not isinstance(content, str):
         content = ""
-    for name in _REASONING:
-        if value := part.get(name):
-            reasoning = _text(value)
-            if reasoning:
+    if not _ODD.isdisjoint(part):
+        for name in _REASONING:
+            if (value := part.get(name)) and (reasoning := _text(value)):
                 break
-    content += _text(part.get("refusal")) + _text(part.get("audio"))
+        content += _text(part.get("refusal")) + _text(part.get("audio"))
+        calls = "".join(_text(part[name]) for name in _CALLS if part.get(name))
     if not content and not reasoning:
         content = _text(part.get("text"))
-    calls = "".join(_text(part[name]) for name in _CALLS if part.get(name))
-    return Shown(content, reasoning, calls, _listed(choice))
+    text, listed = reasoning + content, _listed(choice)
+    return Shown(text, content, _size(text + calls, listed), listed, bool(reasoning))
 
 
 def _is_thought(item: object) -> bool:
@@ -103,11 +101,9 @@ def _text(value: object) -> str:
 
 
 def _listed(choice: Mapping[str, Any]) -> int:
-    ids = choice.get("token_ids")
-    if isinstance(ids, list) and ids:
+    if (ids := choice.get("token_ids")) and isinstance(ids, list):
         return len(ids)
-    logprobs = choice.get("logprobs")
-    if isinstance(logprobs, dict):
+    if (logprobs := choice.get("logprobs")) and isinstance(logprobs, dict):
         for name in ("tokens", "content", "refusal"):
             entries = logprobs.get(name)
             if isinstance(entries, list) and entries:
