@@ -29,7 +29,7 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.lengths import Quantiles, mean_tokens
 from ...workloads.prefixes import BLOCK_SIZE
-from .server_metrics import HistogramCounts, MetricsSnapshot
+from .server_metrics import HISTOGRAMS, NAMES, HistogramCounts, MetricsSnapshot
 
 _NOTHING = HistogramCounts(0.0, 0.0)
 _FULL_KV = 0.9  # from this share on, requests may wait for KV instead of for a place in the batch
@@ -71,7 +71,8 @@ class Window:
     def arrivals(self) -> float:
         """Requests that ended, and those that the server has more of."""
         held = self.grown("running") + self.grown("waiting")
-        return max(0.0, self.counts("e2e").count + held)
+        ended = self.counts("e2e").count if "e2e" in self.after.histograms else self.grown("ended")
+        return max(0.0, ended + held)
 
     @property
     def kv_usage(self) -> float:
@@ -358,12 +359,15 @@ def _fit(steps: Sequence[LoggedStep], model: str) -> Profile:
     return profile_of_steps(steps, model=model or "observed", gpu="observed", source=source)
 
 
-def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
-    """What the readings tell.
+def observed(snapshots: Sequence[MetricsSnapshot], lost: Sequence[str] = ()) -> ObservedServer:
+    """What the readings tell; `lost` says of each that was none why.
 
     Raises:
-        SloBenchError: too little happened between them.
+        SloBenchError: too little happened between them, or the server has no counters of requests.
     """
+    whole = _whole(snapshots)
+    lost = [*lost, *["some metrics were missing"] * (len(snapshots) - len(whole))]
+    snapshots = whole
     windows: list[Window] = []
     restarts = 0
     for before, after in pairwise(snapshots):
@@ -377,6 +381,15 @@ def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
     notes = []
     if restarts:
         notes.append(f"the server was started anew {restarts} times; what it did then is left out")
+    if lost:
+        notes.append(f"{len(lost)} of {len(whole) + len(lost)} readings are left out: {lost[-1]}")
+    if absent := _absent(snapshots[-1]):
+        notes.append(f"the server does not tell {', '.join(absent)}: what rests on them is missing")
+    if (ranks := snapshots[-1].ranks) > 1:
+        notes.append(
+            f"{ranks} data-parallel ranks are taken together, as one server with the KV cache and "
+            "the batch of all"
+        )
     server = ObservedServer(tuple(windows), ())
     if server.requests < _LEAST_REQUESTS:
         raise SloBenchError(
@@ -394,3 +407,39 @@ def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
 
 
 _COUNTS = ("prompt_tokens", "output_tokens")
+_NEEDED_FIGURES = (*_COUNTS, "running", "waiting")
+_NEEDED_HISTOGRAMS = ("ttft", "itl", "e2e")
+
+
+def _whole(snapshots: Sequence[MetricsSnapshot]) -> list[MetricsSnapshot]:
+    """The readings that have what most of them have.
+
+    Raises:
+        SloBenchError: the server does not count its requests.
+    """
+    least = len(snapshots) / 2
+    kinds: dict[str, list[frozenset[str]]] = {
+        "figures": [frozenset(shot.figures) & {*_NEEDED_FIGURES, "ended"} for shot in snapshots],
+        "histograms": [frozenset(shot.histograms) & {*_NEEDED_HISTOGRAMS} for shot in snapshots],
+    }
+    usual = {
+        kind: {name for name in frozenset().union(*sets) if sum(name in s for s in sets) >= least}
+        for kind, sets in kinds.items()
+    }
+    if not usual["histograms"] & {"e2e"} and not usual["figures"] & {"ended"}:
+        raise SloBenchError(
+            "the server does not count the requests that ended: its metrics have neither "
+            f"{' nor '.join((*HISTOGRAMS['e2e'], *NAMES['ended']))}"
+        )
+    return [
+        shot
+        for place, shot in enumerate(snapshots)
+        if all(usual[kind] <= sets[place] for kind, sets in kinds.items())
+    ]
+
+
+def _absent(shot: MetricsSnapshot) -> list[str]:
+    """Metrics that are needed and not there, by the first of their names."""
+    absent = [NAMES[name][0] for name in _NEEDED_FIGURES if name not in shot.figures]
+    return absent + [HISTOGRAMS[name][0] for name in _NEEDED_HISTOGRAMS
+                     if name not in shot.histograms]  # fmt: skip
