@@ -279,8 +279,8 @@ def _headroom_lines(
 ) -> list[str]:
     if headroom is None:
         return [
-            f"capacity   not simulated: the batch's limit ({unseen}) is not in the metrics and was "
-            f"not seen, as no request waited; give the server's: --set {unseen}=N",
+            f"capacity   not simulated: no request waited, so the batch's limit ({unseen}) was not "
+            f"seen; give the server's: --set {unseen}=N",
             *(f"note: {note}" for note in server.notes),
         ]
     lines = []

@@ -382,7 +382,9 @@ def observed(snapshots: Sequence[MetricsSnapshot], lost: Sequence[str] = ()) -> 
     if restarts:
         notes.append(f"the server was started anew {restarts} times; what it did then is left out")
     if lost:
-        notes.append(f"{len(lost)} of {len(whole) + len(lost)} readings are left out: {lost[-1]}")
+        why = "; ".join(dict.fromkeys(lost))
+        total = len(whole) + len(lost)
+        notes.append(f"{len(lost)} of {total} readings are left out: {why}")
     if absent := _absent(snapshots[-1]):
         notes.append(f"the server does not tell {', '.join(absent)}: what rests on them is missing")
     if (ranks := snapshots[-1].ranks) > 1:
@@ -412,30 +414,25 @@ _NEEDED_HISTOGRAMS = ("ttft", "itl", "e2e")
 
 
 def _whole(snapshots: Sequence[MetricsSnapshot]) -> list[MetricsSnapshot]:
-    """The readings that have what most of them have.
+    """The readings that lack nothing that one before had: some counters begin with a request.
 
     Raises:
         SloBenchError: the server does not count its requests.
     """
-    least = len(snapshots) / 2
-    kinds: dict[str, list[frozenset[str]]] = {
-        "figures": [frozenset(shot.figures) & {*_NEEDED_FIGURES, "ended"} for shot in snapshots],
-        "histograms": [frozenset(shot.histograms) & {*_NEEDED_HISTOGRAMS} for shot in snapshots],
-    }
-    usual = {
-        kind: {name for name in frozenset().union(*sets) if sum(name in s for s in sets) >= least}
-        for kind, sets in kinds.items()
-    }
-    if not usual["histograms"] & {"e2e"} and not usual["figures"] & {"ended"}:
+    whole: list[MetricsSnapshot] = []
+    present: set[str] = set()
+    for shot in snapshots:
+        names = {n for n in (*_NEEDED_FIGURES, "ended") if n in shot.figures}
+        names |= {n for n in _NEEDED_HISTOGRAMS if n in shot.histograms}
+        if present <= names:
+            present = names
+            whole.append(shot)
+    if not present & {"e2e", "ended"}:
         raise SloBenchError(
             "the server does not count the requests that ended: its metrics have neither "
-            f"{' nor '.join((*HISTOGRAMS['e2e'], *NAMES['ended']))}"
+            f"{' nor '.join((*HISTOGRAMS['e2e'], *NAMES['ended']))}; no request may have ended yet"
         )
-    return [
-        shot
-        for place, shot in enumerate(snapshots)
-        if all(usual[kind] <= sets[place] for kind, sets in kinds.items())
-    ]
+    return whole
 
 
 def _absent(shot: MetricsSnapshot) -> list[str]:

@@ -107,8 +107,8 @@ class Headroom:
         if any(change.instances for change in gaining) and len(gaining) == 1:
             return "another server would carry more, but this load does not need it"
         return (
-            "what gains here needs batches larger than any that was seen, or another server that "
-            "this load does not need: leave it as it is, or try the larger batch in a test"
+            "what gains needs larger batches than were seen, or another server, which this load "
+            "does not need: leave it as it is, or try it in a test"
         )
 
     @property
