@@ -19,7 +19,7 @@ from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of
 from .token_counts import TokenEvents, shown
 
-_decode = json.JSONDecoder().scan_once
+_decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_SIZE_BYTES = 20  # of the line before a chunk; longer ones are taken apart elsewhere
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
