@@ -251,8 +251,8 @@ def _unseen_limit(server: ObservedServer, experiment_options: Given) -> str | No
 
     name, _ = limits_of(server.last.engine).get("max_num_seqs", ("", ""))
     sets = {text.partition("=")[0].rpartition(".")[2] for text in experiment_options.sets}
-    known = server.most_sequences is not None or name in sets
-    return None if known or not name or "systems" in experiment_options.settings else name
+    has_limit = server.most_sequences is not None or name in sets
+    return None if has_limit or not name or "systems" in experiment_options.settings else name
 
 
 def _lines(server: ObservedServer) -> list[str]:
@@ -328,7 +328,7 @@ def _json(server: ObservedServer, headroom: Headroom | None, unseen: str | None)
         }
 
     kv_mean, kv_peak = server.kv_usage
-    seen = {
+    observation = {
         "engine": server.last.engine,
         "model": server.last.model,
         "observed_s": server.span_s,
@@ -350,10 +350,10 @@ def _json(server: ObservedServer, headroom: Headroom | None, unseen: str | None)
         "preemptions": server.total("preemptions"),
     }
     if headroom is None:
-        return {**seen, "capacity_rps": None, "unseen": unseen, "notes": list(server.notes)}
+        return {**observation, "capacity_rps": None, "unseen": unseen, "notes": list(server.notes)}
     capacity = headroom.capacity
     return {
-        **seen,
+        **observation,
         "target": capacity.target,
         "capacity_rps": capacity.capacity_rps,
         "capacity_low_rps": capacity.low_rps,

@@ -59,7 +59,7 @@ def _size(text: str, listed: int) -> int:
 
 
 def shown(choice: Mapping[str, Any], part: Mapping[str, Any]) -> Shown:
-    """What a choice shows; `part` holds its text (`delta`, `message` or the choice itself)."""
+    """What a choice shows; `part` of it (its delta, its message or itself) holds the text."""
     content, reasoning, calls = part.get("content"), "", ""
     if isinstance(content, list):  # parts, of which some are thoughts
         reasoning = _text([item for item in content if _is_thought(item)])
