@@ -79,12 +79,14 @@ def gate(
 def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     from ...reports.compare.output import (
         differing_lines,
+        failed_lines,
         headline,
         not_stationary_text,
         note_lines,
     )
 
-    lines = [f"FAIL  {_regression_text(regression)}" for regression in judgement.regressions]
+    lines = failed_lines(compared)
+    lines += [f"FAIL  {_regression_text(regression)}" for regression in judgement.regressions]
     lines += [
         f"warn  {_regression_text(regression)}: "
         + (

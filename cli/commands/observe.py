@@ -34,6 +34,7 @@ _LIVE_S, _LIVE_EVERY_S = 300.0, 2.0
 _PAST_S, _PAST_EVERY_S = 3600.0, 15.0
 _SIMULATED = 2000  # requests of a simulation
 _LEAST_READINGS = 30
+_FEW_READINGS = 3  # that may fail at the beginning
 
 
 @with_options
@@ -97,10 +98,10 @@ def observe(
         interval_s = duration_s / _LEAST_READINGS if interval is None else interval_s
     with interruptible("interrupted while it watched"), changing_line("first reading") as say:
         if source.is_prometheus:
-            snapshots = list(source.history(duration_s, interval_s))
+            snapshots, lost = list(source.history(duration_s, interval_s)), []
         else:
-            snapshots = _watched(source, duration_s, interval_s, say)
-        server = observed(snapshots)
+            snapshots, lost = _watched(source, duration_s, interval_s, say)
+        server = observed(snapshots, lost)
         with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
             folder = Path(scratch) if out is None else out
             settings, trace_file = _written(server, experiment_options, folder)
@@ -112,11 +113,13 @@ def observe(
             )
             if out is not None:
                 (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
-            headroom = headroom_of(server, experiment, str(trace_file), target, say)
+            headroom = None
+            if (unseen := _unseen_limit(server, experiment_options)) is None:
+                headroom = headroom_of(server, experiment, str(trace_file), target, say)
     if as_json:
-        typer.echo(json.dumps(_json(server, headroom), allow_nan=False))
+        typer.echo(json.dumps(_json(server, headroom, unseen), allow_nan=False))
         return
-    for line in _lines(server, headroom):
+    for line in (*_lines(server), *_headroom_lines(server, headroom, unseen)):
         typer.echo(line)
     if out is not None:
         typer.echo(f"profile, requests and experiment: {out}")
@@ -145,27 +148,43 @@ def _headers(variable: str | None) -> bytes:
 
 def _watched(
     source: MetricsSource, duration_s: float, interval_s: float, say: Any
-) -> list[MetricsSnapshot]:
-    from ...harness.load_generator.observed import Window
+) -> tuple[list[MetricsSnapshot], list[str]]:
+    """The readings, and of each that failed why.
 
+    Raises:
+        SloBenchError: the first reading failed, or most did.
+    """
     begin_s = monotonic()
     snapshots: list[MetricsSnapshot] = []
+    lost: list[str] = []
     while True:
         now_s = monotonic() - begin_s
-        snapshots.append(source.read(now_s))
-        figures = snapshots[-1].figures
-        line = f"{now_s:.0f} of {duration_s:.0f} s"
-        if len(snapshots) > 1:
-            recent = Window(snapshots[max(0, len(snapshots) - 6)], snapshots[-1])
-            line += f" · {recent.arrivals / recent.span_s:.3g} req/s"
-        line += f" · {figures.get('running', 0):.0f} running, {figures.get('waiting', 0):.0f} wait"
-        if snapshots[-1].kv_usage is not None:
-            line += f" · KV {snapshots[-1].kv_usage:.0%}"
-        say(line)
+        try:
+            snapshots.append(source.read(now_s))
+        except SloBenchError as error:
+            lost.append(str(error))
+            if len(lost) > max(len(snapshots), _FEW_READINGS * bool(snapshots)):
+                raise
+        if snapshots:
+            say(_reading_text(snapshots, now_s, duration_s))
         if now_s >= duration_s:
-            return snapshots
-        due_s = min(duration_s, len(snapshots) * interval_s)
+            return snapshots, lost
+        due_s = min(duration_s, (len(snapshots) + len(lost)) * interval_s)
         sleep(max(0.0, begin_s + due_s - monotonic()))
+
+
+def _reading_text(snapshots: Sequence[MetricsSnapshot], now_s: float, duration_s: float) -> str:
+    from ...harness.load_generator.observed import Window
+
+    figures = snapshots[-1].figures
+    line = f"{now_s:.0f} of {duration_s:.0f} s"
+    if len(snapshots) > 1:
+        recent = Window(snapshots[max(0, len(snapshots) - 6)], snapshots[-1])
+        line += f" · {recent.arrivals / recent.span_s:.3g} req/s"
+    line += f" · {figures.get('running', 0):.0f} running, {figures.get('waiting', 0):.0f} wait"
+    if snapshots[-1].kv_usage is not None:
+        line += f" · KV {snapshots[-1].kv_usage:.0%}"
+    return line
 
 
 def _written(
@@ -226,13 +245,23 @@ def _sets(server: ObservedServer, experiment_options: Given) -> tuple[str, ...]:
     return (*experiment_options.sets, f"{name}={server.most_sequences}")
 
 
-def _lines(server: ObservedServer, headroom: Headroom) -> list[str]:
+def _unseen_limit(server: ObservedServer, experiment_options: Given) -> str | None:
+    """The parameter for the batch's limit where it was neither seen nor given, else None."""
+    from ...harness.servers.server_kinds import limits_of
+
+    name, _ = limits_of(server.last.engine).get("max_num_seqs", ("", ""))
+    sets = {text.partition("=")[0].rpartition(".")[2] for text in experiment_options.sets}
+    has_limit = server.most_sequences is not None or name in sets
+    return None if has_limit or not name or "systems" in experiment_options.settings else name
+
+
+def _lines(server: ObservedServer) -> list[str]:
     from ...workloads.lengths import mean_tokens
 
     last, (kv_mean, kv_peak) = server.last, server.kv_usage
     prompt, output = (mean_tokens(server.lengths(kind)) for kind in ("prompt", "output"))
     burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
-    lines = [
+    return [
         f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
         f"load       {server.arrival_rps:.3g} req/s{burst}; prompts {prompt:.0f} tokens, answers "
         f"{output:.0f} in the mean",
@@ -243,6 +272,18 @@ def _lines(server: ObservedServer, headroom: Headroom) -> list[str]:
         f"           {server.cached_share:.0%} of prompt tokens from the prefix cache; "
         f"{server.total('preemptions'):.0f} preemptions",
     ]
+
+
+def _headroom_lines(
+    server: ObservedServer, headroom: Headroom | None, unseen: str | None
+) -> list[str]:
+    if headroom is None:
+        return [
+            f"capacity   not simulated: no request waited, so the batch's limit ({unseen}) was not "
+            f"seen; give the server's: --set {unseen}=N",
+            *(f"note: {note}" for note in server.notes),
+        ]
+    lines = []
     low, high = headroom.band_rps
     capacity = headroom.capacity
     carried = "not found" if capacity.capacity_rps is None else f"{capacity.capacity_rps:.3g} req/s"
@@ -263,7 +304,7 @@ def _lines(server: ObservedServer, headroom: Headroom) -> list[str]:
         )
     safest = headroom.next_change
     if safest is None:
-        lines.append("next       none of these changes is better for sure: leave it as it is")
+        lines.append(f"next       {headroom.no_change_because}")
     else:
         lines.append(f"next       {safest.what}: {safest.how}")
     return [*lines, *(f"note: {note}" for note in headroom.notes)]
@@ -273,7 +314,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _json(server: ObservedServer, headroom: Headroom) -> dict[str, Any]:
+def _json(server: ObservedServer, headroom: Headroom | None, unseen: str | None) -> dict[str, Any]:
     from ...workloads.lengths import mean_tokens
 
     def lengths(name: str) -> dict[str, Any]:
@@ -287,8 +328,7 @@ def _json(server: ObservedServer, headroom: Headroom) -> dict[str, Any]:
         }
 
     kv_mean, kv_peak = server.kv_usage
-    capacity = headroom.capacity
-    return {
+    observation = {
         "engine": server.last.engine,
         "model": server.last.model,
         "observed_s": server.span_s,
@@ -308,6 +348,12 @@ def _json(server: ObservedServer, headroom: Headroom) -> dict[str, Any]:
         "kv_cache_tokens": server.last.kv_tokens,
         "prefix_cache_hit_share": server.cached_share,
         "preemptions": server.total("preemptions"),
+    }
+    if headroom is None:
+        return {**observation, "capacity_rps": None, "unseen": unseen, "notes": list(server.notes)}
+    capacity = headroom.capacity
+    return {
+        **observation,
         "target": capacity.target,
         "capacity_rps": capacity.capacity_rps,
         "capacity_low_rps": capacity.low_rps,

@@ -104,7 +104,9 @@ class LoadWatch:
             row, arrival_s, first_s, last_s, delay_s, whole = np.array(new).T
             rows, answered = row.astype(np.int64), whole.astype(bool)
             work = self._workload
-            tpot_s = time_per_output_token_s(first_s, last_s, work.output_tokens[rows])
+            tokens = work.output_tokens[rows]
+            untimed_tokens = np.where(last_s > first_s, 1, tokens)
+            tpot_s = time_per_output_token_s(first_s, last_s, tokens, untimed_tokens)
             seconds = {"ttft": first_s, "tpot": tpot_s, "e2e": last_s}
             seconds["deadline"] = arrival_s + last_s
             bounds_s = {key: getattr(work, column)[rows] for key, column in SLO_COLUMNS.items()}

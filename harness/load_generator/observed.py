@@ -29,7 +29,7 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.lengths import Quantiles, mean_tokens
 from ...workloads.prefixes import BLOCK_SIZE
-from .server_metrics import HistogramCounts, MetricsSnapshot
+from .server_metrics import HISTOGRAMS, NAMES, HistogramCounts, MetricsSnapshot
 
 _NOTHING = HistogramCounts(0.0, 0.0)
 _FULL_KV = 0.9  # from this share on, requests may wait for KV instead of for a place in the batch
@@ -71,7 +71,8 @@ class Window:
     def arrivals(self) -> float:
         """Requests that ended, and those that the server has more of."""
         held = self.grown("running") + self.grown("waiting")
-        return max(0.0, self.counts("e2e").count + held)
+        ended = self.counts("e2e").count if "e2e" in self.after.histograms else self.grown("ended")
+        return max(0.0, ended + held)
 
     @property
     def kv_usage(self) -> float:
@@ -358,12 +359,15 @@ def _fit(steps: Sequence[LoggedStep], model: str) -> Profile:
     return profile_of_steps(steps, model=model or "observed", gpu="observed", source=source)
 
 
-def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
-    """What the readings tell.
+def observed(snapshots: Sequence[MetricsSnapshot], lost: Sequence[str] = ()) -> ObservedServer:
+    """What the readings tell; `lost` says of each that was none why.
 
     Raises:
-        SloBenchError: too little happened between them.
+        SloBenchError: too little happened between them, or the server has no counters of requests.
     """
+    whole = _whole(snapshots)
+    lost = [*lost, *["some metrics were missing"] * (len(snapshots) - len(whole))]
+    snapshots = whole
     windows: list[Window] = []
     restarts = 0
     for before, after in pairwise(snapshots):
@@ -377,6 +381,17 @@ def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
     notes = []
     if restarts:
         notes.append(f"the server was started anew {restarts} times; what it did then is left out")
+    if lost:
+        why = "; ".join(dict.fromkeys(lost))
+        total = len(whole) + len(lost)
+        notes.append(f"{len(lost)} of {total} readings are left out: {why}")
+    if absent := _absent(snapshots[-1]):
+        notes.append(f"the server does not tell {', '.join(absent)}: what rests on them is missing")
+    if (ranks := snapshots[-1].ranks) > 1:
+        notes.append(
+            f"{ranks} data-parallel ranks are taken together, as one server with the KV cache and "
+            "the batch of all"
+        )
     server = ObservedServer(tuple(windows), ())
     if server.requests < _LEAST_REQUESTS:
         raise SloBenchError(
@@ -394,3 +409,34 @@ def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
 
 
 _COUNTS = ("prompt_tokens", "output_tokens")
+_NEEDED_FIGURES = (*_COUNTS, "running", "waiting")
+_NEEDED_HISTOGRAMS = ("ttft", "itl", "e2e")
+
+
+def _whole(snapshots: Sequence[MetricsSnapshot]) -> list[MetricsSnapshot]:
+    """The readings that lack nothing that one before had: some counters begin with a request.
+
+    Raises:
+        SloBenchError: the server does not count its requests.
+    """
+    whole: list[MetricsSnapshot] = []
+    present: set[str] = set()
+    for shot in snapshots:
+        names = {n for n in (*_NEEDED_FIGURES, "ended") if n in shot.figures}
+        names |= {n for n in _NEEDED_HISTOGRAMS if n in shot.histograms}
+        if present <= names:
+            present = names
+            whole.append(shot)
+    if not present & {"e2e", "ended"}:
+        raise SloBenchError(
+            "the server does not count the requests that ended: its metrics have neither "
+            f"{' nor '.join((*HISTOGRAMS['e2e'], *NAMES['ended']))}; no request may have ended yet"
+        )
+    return whole
+
+
+def _absent(shot: MetricsSnapshot) -> list[str]:
+    """Metrics that are needed and not there, by the first of their names."""
+    absent = [NAMES[name][0] for name in _NEEDED_FIGURES if name not in shot.figures]
+    return absent + [HISTOGRAMS[name][0] for name in _NEEDED_HISTOGRAMS
+                     if name not in shot.histograms]  # fmt: skip

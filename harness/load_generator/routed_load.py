@@ -197,7 +197,7 @@ def _records(columns: RequestColumns) -> Records:
         getattr(records, name)[:] = getattr(columns, name)
     records.finish_s[:] = np.where(finished, columns.last_token_s, np.nan)
     records.instance[:] = columns.endpoint
-    return records
+    return replace(records, untimed_tokens=columns.untimed_tokens)
 
 
 def _timeline(columns: RequestColumns) -> Timeline:

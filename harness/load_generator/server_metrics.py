@@ -28,6 +28,7 @@ NAMES: Mapping[str, Names] = {
         "cached_tokens_total",
     ),
     "looked_up_tokens": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
+    "ended": ("request_success_total", "num_requests_total"),  # requests that ended
     "preemptions": ("num_preemptions_total", "num_retracted_requests_total"),
     "kv_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage"),  # share
     "kv_tokens": ("max_total_num_tokens",),  # that the KV cache holds
@@ -145,6 +146,7 @@ class MetricsSnapshot:
         kv_usage: share of the KV cache in use; None: unknown.
         kv_tokens: tokens that the KV cache holds; 0: unknown.
         block_size: tokens of a KV block; 0: unknown.
+        ranks: data-parallel engines whose figures are added.
     """
 
     time_s: float
@@ -155,6 +157,7 @@ class MetricsSnapshot:
     kv_usage: float | None
     kv_tokens: int
     block_size: int
+    ranks: int = 1
 
 
 def snapshot(
@@ -165,7 +168,7 @@ def snapshot(
 ) -> MetricsSnapshot | None:
     """One server's snapshot of samples (name, labels, value); None: they have no metrics of one.
 
-    Figures of an engine's data-parallel ranks are added; `kv_usage` is their mean.
+    Figures and KV tokens of an engine's data-parallel ranks are added; `kv_usage` is their mean.
 
     Raises:
         SloBenchError: the samples are of several servers or models.
@@ -197,7 +200,9 @@ def snapshot(
     sums: dict[str, float] = {}
     shares: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
-    kv_tokens = block_size = 0
+    kv_tokens = block_size = ranks = 0
+    loads = (*names.of("running"), *names.of("waiting"))
+    summed = {name for _, name, labels, _ in chosen if labels.get("priority") == ""}
     for _, name, labels, value in chosen:
         if "le" in labels:
             bucket_counts = buckets.setdefault(name.removesuffix("_bucket"), {})
@@ -206,8 +211,14 @@ def snapshot(
         elif name in names.of("kv_usage"):
             shares.setdefault(name, []).append(value)
         elif name == names.kv_cache:
-            kv_tokens, block_size = kv_size(labels) or (kv_tokens, block_size)
+            rank_tokens, block_size = kv_size(labels) or (0, block_size)
+            kv_tokens += rank_tokens
+        elif name in names.of("page_size"):
+            sums[name] = value  # the same of all ranks
+        elif name in loads and labels.get("priority") and name in summed:
+            continue  # SGLang says a queue's length in all, and beside it by priority
         else:
+            ranks += name in names.of("running")
             sums[name] = sums.get(name, 0.0) + value
     figures = {
         figure: total for figure in names.names if (total := names.first(figure, sums)) is not None
@@ -233,6 +244,7 @@ def snapshot(
         kv_usage=sum(usage) / len(usage) if usage else None,
         kv_tokens=kv_tokens,
         block_size=block_size,
+        ranks=max(1, ranks),
     )
 
 

@@ -276,6 +276,12 @@ def _begun(requests: Requests) -> Ints:
     return np.where(np.isnan(requests.records.first_scheduled_s), 0, requests.prompt_tokens)
 
 
+def _timed_tpot_s(requests: Requests) -> Floats:
+    """NaN where it is not known."""
+    tpot_s = requests.records.tpot_s
+    return np.where(np.isfinite(tpot_s), tpot_s, np.nan)
+
+
 _FINISHED = _ended(Outcome.FINISHED)
 _LATENCY_HELP: Mapping[Statistic, str] = {
     "p50": "median",
@@ -314,7 +320,7 @@ _OF_CELLS: tuple[Figure, ...] = (
     RequestFigure("goodput_rps", "req/s", "requests that met their SLO / window of arrivals", met,
                   per="goodput_s", higher_is_better=True),
     *_latency("ttft", "TTFT", lambda requests: requests.records.ttft_s),
-    *_latency("tpot", "TPOT", lambda requests: requests.records.tpot_s),
+    *_latency("tpot", "TPOT", _timed_tpot_s),
     Figure("itl_p99_s", "s", "ITL, 99th percentile", lambda run: run.result.gaps.quantile_s(0.99),
            higher_is_better=False, title="ITL p99"),
     Figure("itl_mean_s", "s", "ITL, mean", lambda run: run.result.gaps.mean_s(),

@@ -90,10 +90,12 @@ OPTIONAL_COLUMNS: Mapping[str, float | str] = {
     "role": "",
     "queued_s": float("nan"),
     "transfer_s": 0.0,
+    "untimed_tokens": 1.0,
 }
 """Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
 the request had come to the instance where it first entered a batch: by default when it arrived;
-`transfer_s` the time between two instances."""
+`transfer_s` the time between two instances; `untimed_tokens` output tokens that have no part in
+TPOT."""
 
 TIMESERIES_COLUMNS = ("time_s", "metric", "entity", "value")
 

@@ -30,6 +30,12 @@ _STYLES = {"better": "green", "worse": "red", "none": "dim", "unknown": "dim"}
 _CSS = {"better": "good", "worse": "short"}
 
 
+def failed_lines(comparison: Comparison) -> list[str]:
+    """How many requests failed on each side; no line of a side where none did."""
+    sides = (comparison.name_a, comparison.a), (comparison.name_b, comparison.b)
+    return [f"{name}: {results.failed}." for name, results in sides if results.failed]
+
+
 def headline(comparison: Comparison) -> str:
     """One sentence with the number of comparisons in which B is better, worse or neither."""
     counts = [

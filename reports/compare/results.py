@@ -36,6 +36,7 @@ from ...workloads.request import NEVER_S, SLO_COLUMNS, Slo
 from ..figures.facets import IDENTITY
 from ..figures.figure import rate_key
 from ..figures.levels import combine
+from ..pages.answers_page import failed_text
 from .conditions import Settings, column_text
 
 Floats = NDArray[np.float64]
@@ -142,6 +143,7 @@ class RequestResults:
         unknown = np.full(len(self), np.nan)
         columns = {
             **{column.name: unknown for column in fields(Records)},
+            "untimed_tokens": np.ones(len(self)),
             "outcome": np.where(self.finished, Outcome.FINISHED, Outcome.UNFINISHED),
             **self.further,
             "arrival_s": began_s,
@@ -188,7 +190,8 @@ class Results:
 
     `refused` says by figure (or its family: `ttft`) why it cannot be compared with anything;
     `settings` are those of the experiment, None where the file holds none; `unfinished` says in
-    words that cells are missing; `left_out` are the cells that are invalid.
+    words that cells are missing; `left_out` are the cells that are invalid; `failed` says in words
+    how many requests failed, empty where none did.
     """
 
     name: str
@@ -202,6 +205,7 @@ class Results:
     left_out: Sequence[Cell] = ()
     simulated: bool = False
     unfinished: str = ""
+    failed: str = ""
 
     def refusal(self, metric: RequestFigure, slo: Slo | None) -> str | None:
         """Why this figure cannot be had here, if it cannot."""
@@ -294,6 +298,7 @@ def run_results(path: Path) -> Results:
         left_out=left_out,
         simulated=bool((table["backend"] == "simulated").any()),
         unfinished=run.unfinished,
+        failed=failed_text(table),
     )
 
 

@@ -48,7 +48,7 @@ def export(folder: Path, destination: str | None) -> str:
 def summary(run: ExportedRun, cell: ExportedCell) -> str:
     """LoadGen's summary of one cell."""
     path = detail_file(run.results.path / "requests", cell.name)
-    rows = read_table(path, REQUEST_COLUMNS, words=("outcome",))
+    rows = read_table(path, REQUEST_COLUMNS, ("untimed_tokens",), words=("outcome",))
     arrival_s, first_s, finish_s, tokens = (
         rows[name].to_numpy(dtype=np.float64)
         for name in ("arrival_s", "first_token_s", "finish_s", "output_tokens")
@@ -56,7 +56,8 @@ def summary(run: ExportedRun, cell: ExportedCell) -> str:
     done = np.isfinite(finish_s)
     if not done.any():
         raise SloBenchError(f"no request of {cell.name} finished")
-    tpot_s = time_per_output_token_s(first_s, finish_s, tokens)
+    untimed_tokens = rows["untimed_tokens"].to_numpy() if "untimed_tokens" in rows else 1
+    tpot_s = time_per_output_token_s(first_s, finish_s, tokens, untimed_tokens)
     # A request that did not finish has no latency; no percentile may be better for it.
     e2e, ttft, tpot = (
         np.where(done, latency_s, np.inf)

@@ -190,7 +190,8 @@ class _PointTotals:
         self.met.append(met)
         generates = requests[REQUEST_TYPE_COLUMN].to_numpy() != 1
         self.ttft_s.append(ttft_s[generates])
-        self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
+        known_s = np.where(np.isinf(tpot_s), np.nan, tpot_s)
+        self.tpot_s.append(known_s[generates & ~(finished & np.isnan(tpot_s))])
         for cause, missed in missed_by(requests, ttft_s, tpot_s).items():
             self.missed[cause] += int(missed.sum())
         queued_s = requests["queued_s"].fillna(requests["arrival_s"])
@@ -316,9 +317,8 @@ def counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 def latencies_s(requests: pd.DataFrame) -> tuple[Floats, Floats]:
     """TTFT from the scheduled arrival, and TPOT of finished requests."""
     first_s = requests["first_token_s"].to_numpy()
-    each_s = time_per_output_token_s(
-        first_s, requests["finish_s"].to_numpy(), requests["output_tokens"].to_numpy()
-    )
+    names = "finish_s", "output_tokens", "untimed_tokens"
+    each_s = time_per_output_token_s(first_s, *(requests[name].to_numpy() for name in names))
     each_s = np.where(requests["outcome"] == "finished", each_s, np.nan)
     return first_s - requests["arrival_s"].to_numpy(), each_s
 

@@ -31,7 +31,8 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
     """The capacities and the best of them, then for each search the levels tried and its end."""
     measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
     summary = one_group("Capacity", _HEADS, [_cells(row, row["search"]) for row in rows])
-    parts: list[RenderableType] = [summary.rich(f"Capacity, req/s ({measured})")]
+    parts: list[RenderableType] = [Text(line, style="bold") for line in failed_lines(rows)]
+    parts.append(summary.rich(f"Capacity, req/s ({measured})"))
     parts += map(Text, best_lines(rows))
     for name in dict.fromkeys(str(row["search"]) for row in rows):
         row = next(row for row in rows if row["search"] == name)
@@ -39,6 +40,31 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
         ending = f"stopped after {spent}: {row['stopped']}"
         parts += [Text(), _levels(row), Text(ending, style="dim")]
     return Group(*parts)
+
+
+def failed_lines(rows: Sequence[Row]) -> list[str]:
+    """For each search the requests that failed other than by overload, and which of its results
+    they decide.
+    """
+    lines = {}
+    for row in rows:
+        if failed := row.get("failed"):
+            decided = [
+                f"≥ {other['target']:g}"
+                for other in rows
+                if other["search"] == row["search"] and other.get("faults_decide")
+            ]
+            line = (
+                f"{row['search']}: {failed:,} of {row['requests_spent']:,} requests failed "
+                f"({row['failed_because'] or 'no reason given'})"
+            )
+            if decided:
+                line += (
+                    f"; these faults, not latency, decide the interval of {', '.join(decided)}: "
+                    "the server may carry more"
+                )
+            lines[row["search"]] = f"{line}."
+    return list(lines.values())
 
 
 def _cells(row: Row, name: str) -> list[str | Cell]:
@@ -49,7 +75,7 @@ def _cells(row: Row, name: str) -> list[str | Cell]:
         name,
         f"≥ {row['target']:g}",
         Cell(capacity_text(row), style="bold"),
-        interval_text(row),
+        interval_text(row) + " (faults)" * bool(row.get("faults_decide")),
         width,
         band_text(row),
     ]

@@ -182,7 +182,8 @@ def explain_measured(
         float(row[name]) for name in ("arrival_s", "first_token_s", "finish_s")
     )
     tokens = int(row["output_tokens"])
-    each_s = float(time_per_output_token_s(np.array(first_s), np.array(finish_s), np.array(tokens)))
+    counts = np.array([tokens, row.get("untimed_tokens", 1)])
+    each_s = float(time_per_output_token_s(np.array(first_s), np.array(finish_s), *counts))
     e2e_s = finish_s - arrival_s
     decided = decisions or {}
     inside = decided.get("server", {})

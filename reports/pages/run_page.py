@@ -33,6 +33,7 @@ from ..figures.levels import (
 from . import (
     all_figures_page,
     allowed,
+    answers_page,
     bands_page,
     capacity_page,
     decisions_page,
@@ -48,18 +49,14 @@ from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
 from .summary_page import (
     CUT,
-    LESS_WORK,
     NOT_STATIONARY,
     best_table,
-    cache_texts,
     cut_answers_text,
-    failed_text,
     invalid_reason,
     level_table,
     not_stationary_text,
     oversize_text,
     shared_cores_text,
-    short_answers_text,
     truncated_text,
     unfitted_pairs,
     unplaced_text,
@@ -268,9 +265,8 @@ def _notices(
         ("Truncated.", truncated_text(cells), f" were shortened to fit {_ROOM}."),
         ("Too long.", oversize_text(cells), f" exceed {_ROOM}; {_MISSED}"),
         ("Models on no GPU.", unplaced_text(cells), "; all their requests are missed."),
-        ("Failed requests.", failed_text(cells), f"; {_MISSED}"),
-        ("Prefix cache.", ". ".join(cache_texts(cells)), "."),
-        ("Short answers.", short_answers_text(cells), LESS_WORK),
+        ("Failed requests.", answers_page.failed_text(cells), f"; {_MISSED}"),
+        ("Answers.", ". ".join(answers_page.sentences(cells)), "."),
         ("Cut answers.", cut_answers_text(cells), CUT),
         (
             "No per-request records",

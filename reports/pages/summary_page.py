@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from ...harness.core.counters import ANSWERS_CUT, COUNT
-from ...harness.results.read_run import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
+from ...harness.results.read_run import REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, by_series, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
@@ -36,8 +36,9 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import bands_page, decisions_page, mechanisms_page, recovered
+from . import answers_page, bands_page, decisions_page, mechanisms_page, recovered
 from .answer import best_goodput, winners
+from .answers_page import counted_text
 from .table import Cell, Row, Table
 
 MOST_LINES = 60
@@ -60,6 +61,8 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
     drifting = _drifting(rows)
     facets = facets_of(cells)
     parts: list[RenderableType] = []
+    if failed := answers_page.failed_text(cells):
+        parts += [Text(f"{failed}.", style="bold"), Text()]
     if offered(cells) == "several rates":
         highest_rows = {
             facet: [
@@ -156,11 +159,9 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         ("J per output token, lowest and highest rate: ", _energy_text(rows), "."),
         (too_long, oversize_text(cells), "."),
         ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
-        ("", short_answers_text(cells), LESS_WORK),
         ("", cut_answers_text(cells), CUT),
         ("", shared_cores_text(cells), "."),
-        ("", failed_text(cells), "."),
-        *(("", text, ".") for text in cache_texts(cells)),
+        *(("", text, ".") for text in answers_page.sentences(cells)),
         ("Served with fewer tokens than the workload has: ", truncated_text(cells), "."),
     ]
     return [
@@ -189,7 +190,6 @@ def invalid_reason(invalid: pd.DataFrame) -> str:
 
 
 CUT = ": its throughput and latency are not those of whole answers."
-LESS_WORK = ": those levels had less work than offered."
 NOT_STATIONARY = (
     "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
     "change with a longer run."
@@ -217,7 +217,7 @@ def unfitted_pairs(cells: pd.DataFrame) -> str:
 
 def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (overlong)`; empty where all fit."""
-    return _counted(cells, "overlong", "requests (overlong)")
+    return counted_text(cells, "overlong", "requests (overlong)")
 
 
 def shared_cores_text(cells: pd.DataFrame) -> str:
@@ -246,7 +246,7 @@ def unplaced_text(cells: pd.DataFrame) -> str:
 
 def truncated_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (truncated)`; empty where none was."""
-    return _counted(cells, "overlong_truncated", "requests (truncated)")
+    return counted_text(cells, "overlong_truncated", "requests (truncated)")
 
 
 def cut_answers_text(cells: pd.DataFrame) -> str:
@@ -255,64 +255,10 @@ def cut_answers_text(cells: pd.DataFrame) -> str:
     """
     named = "variant" if "variant" in cells else "system"
     cut = {
-        str(name): _counted(named_cells, COUNT + ANSWERS_CUT, "answers")
+        str(name): counted_text(named_cells, COUNT + ANSWERS_CUT, "answers")
         for name, named_cells in cells.groupby(named, sort=False)
     }
     return ", ".join(f"{name} cut {text}" for name, text in cut.items() if text)
-
-
-def short_answers_text(cells: pd.DataFrame) -> str:
-    """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
-    return _counted(cells, "truncated_outputs", "answers have fewer tokens than requested")
-
-
-_LEAST_WARM_SHARE = 0.01  # of the prompt tokens
-
-
-def cache_texts(cells: pd.DataFrame) -> list[str]:
-    """Which levels a prefix cache made faster than the workload says, and which it may have."""
-    texts = []
-    if WARM_CACHE_COLUMN in cells:
-        shares = cells[WARM_CACHE_COLUMN]
-        warm = cells[cells["valid"] & (shares >= _LEAST_WARM_SHARE)]
-        if len(warm):
-            points = ", ".join(
-                f"{row['series']} at {rate_text(float(row['level_rps']))} req/s "
-                f"({percent_text(float(row[WARM_CACHE_COLUMN]))})"
-                for _, row in warm.drop_duplicates(["series", "level_rps"]).iterrows()
-            )
-            texts.append(
-                f"Warm cache: the server had prompts of another run in its prefix cache, which "
-                f"this workload does not share; TTFT is too short: {points} of the prompt tokens"
-            )
-    if own_prompts := _counted(cells, "given_prompts", "requests have a prompt of their own"):
-        texts.append(
-            f"{own_prompts}, the same in every run: a server's prefix cache may hold it from before"
-        )
-    return texts
-
-
-def failed_text(cells: pd.DataFrame) -> str:
-    """`12 of 300 requests failed (status: 400: too long)`; empty where none did."""
-    columns = [
-        name for name in map(str, cells) if name.startswith("fault_") and name != FAULT_COLUMN
-    ]
-    counts = cells[columns].apply(pd.to_numeric).sum(axis=1)
-    if not (failed := int(counts.sum())):
-        return ""
-    text = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
-    cells_with_fault = (
-        cells[cells[FAULT_COLUMN].fillna("") != ""] if FAULT_COLUMN in cells else cells[:0]
-    )
-    if cells_with_fault.empty:
-        return text
-    fault = cells_with_fault[FAULT_COLUMN][counts[cells_with_fault.index].idxmax()]
-    return f"{text} ({fault})" if (counts > 0).sum() == 1 else f"{text} (most in one run: {fault})"
-
-
-def _counted(cells: pd.DataFrame, column: str, noun: str) -> str:
-    count = int(cells[column].fillna(0).sum()) if column in cells else 0
-    return f"{count:,} of {int(cells['requests'].sum()):,} {noun}" if count else ""
 
 
 def best_table(

@@ -329,14 +329,16 @@ def verdict(rows: Sequence[ErrorRow]) -> list[str]:
     """
     judged = [row for row in rows if row.statistic in _JUDGED]
     sentences = []
-    repeated = [row for row in judged if row.within is not None]
+    repeated = [row for row in judged if row.within is not None or row.undecidable]
     if repeated:
-        outside = [row for row in repeated if not row.within]
+        outside = [row for row in repeated if row.within is False]
+        undecided = [row for row in repeated if row.undecidable]
         spreads = [row.spread for row in repeated]
         sentences.append(
             f"The same level, measured again, differs by {min(spreads):.1%} to {max(spreads):.1%} "
-            f"in p50 and p90; {len(repeated) - len(outside)} of {len(repeated)} errors are within "
-            f"{TOLERANCE:.0%} or that, whichever is larger{_named(outside)}."
+            f"in p50 and p90; {len(repeated) - len(outside) - len(undecided)} of {len(repeated)} "
+            f"errors are within {TOLERANCE:.0%}{_named('outside', outside)}"
+            f"{_named('undecidable', undecided)}."
         )
     replayed = [abs(row.replayed) for row in judged if math.isfinite(row.replayed)]
     if replayed:
@@ -347,14 +349,14 @@ def verdict(rows: Sequence[ErrorRow]) -> list[str]:
     return sentences
 
 
-def _named(outside: Sequence[ErrorRow]) -> str:
+def _named(word: str, outside: Sequence[ErrorRow]) -> str:
     if not outside:
         return ""
     names = (
         f"{row.metric.upper()} {row.statistic} ({row.error:+.1%} at {row.spread:.1%})"
         for row in outside
     )
-    return f"; outside are {', '.join(names)}"
+    return f"; {word}: {', '.join(names)}"
 
 
 TITLES = {

@@ -65,18 +65,24 @@ def _clock():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "engine", "batch"),
-    [("vllm-0.32.0", "vllm", 32), ("sglang-0.5.23", "sglang", None)],
+    ("name", "engine", "limit", "sets"),
+    [
+        ("vllm-0.32.0", "vllm", "max_num_seqs = 32", []),
+        (
+            *("sglang-0.5.23", "sglang", "max_running_requests = 200"),
+            ["--set", "max_running_requests=200"],
+        ),
+    ],
 )
 def test_observe_recorded_server_metrics(
-    name, engine, batch, answering, small, monkeypatch, tmp_path
+    name, engine, limit, sets, answering, small, monkeypatch, tmp_path
 ):
     rows = recorded(name)
     url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
     in_turn(monkeypatch, rows)
     out = tmp_path / "out"
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
-    done = CliRunner().invoke(app, [*words, "--interval", "1", "--json", "--out", str(out)])
+    done = CliRunner().invoke(app, [*words, *sets, "--interval", "1", "--json", "--out", str(out)])
     assert done.exit_code == 0, done.output
     estimate = json.loads(done.stdout)
     assert estimate["engine"] == engine
@@ -92,10 +98,58 @@ def test_observe_recorded_server_metrics(
     more = next(change for change in estimate["changes"] if change["instances"])
     assert more["gain"] > 1.2
     text = (out / "experiment.toml").read_text()
-    assert (f"max_num_seqs = {batch}" in text) == (batch is not None)
+    assert limit in text
     again = ["run", str(out / "experiment.toml"), "--rates", "2", "--requests", "50"]
     ran = CliRunner().invoke(app, [*again, "--out", str(tmp_path / "run"), "--no-report"])
     assert ran.exit_code == 0, ran.output
+
+
+def test_observe_asks_for_a_batch_limit_that_it_did_not_see(answering, small, monkeypatch):
+    rows = recorded("sglang-0.5.23")
+    url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
+    in_turn(monkeypatch, rows)
+    words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
+    done = CliRunner().invoke(app, [*words, "--interval", "1"])
+    assert done.exit_code == 0, done.output
+    assert "not simulated" in done.stdout
+    assert "--set max_running_requests=N" in done.stdout
+    assert not re.search("^(headroom|change|next) ", done.stdout, re.MULTILINE)
+
+
+def test_observe_leaves_out_single_readings_that_fail(answering, small, monkeypatch):
+    rows = recorded("sglang-0.5.23")
+    url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
+    turns = itertools.count()
+    good = iter(rows)
+
+    def read(source, time_s):
+        if next(turns) % 20 == 7:
+            raise SloBenchError("it does not answer: no whole answer within 10 s")
+        return _read(next(good))
+
+    source = "slo_bench.harness.load_generator.metrics_source.MetricsSource.read"
+    monkeypatch.setattr(source, read)
+    monkeypatch.setattr(observe, "monotonic", _clock())
+    words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
+    done = CliRunner().invoke(app, [*words, "--interval", "1"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"note: \d of \d+ readings are left out: it does not answer", done.stdout)
+
+
+def test_observe_ends_where_most_readings_fail(answering, small, monkeypatch):
+    rows = recorded("sglang-0.5.23")
+    url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
+    turns = itertools.count()
+
+    def read(source, time_s):
+        if next(turns):
+            raise SloBenchError("gone")
+        return _read(rows[0])
+
+    monkeypatch.setattr("slo_bench.harness.load_generator.metrics_source.MetricsSource.read", read)
+    monkeypatch.setattr(observe, "monotonic", _clock())
+    done = CliRunner().invoke(app, ["observe", url, "--model", small, "--slo", "ttft=1"])
+    assert str(done.exception) == "gone"
 
 
 def prometheus(rows, labels=""):

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.reports.figures.labels import LONGEST, SHORT, is_letter, labels
-from slo_bench.reports.pages.summary_page import cut_answers_text, failed_text
+from slo_bench.reports.pages.answers_page import failed_text
+from slo_bench.reports.pages.summary_page import cut_answers_text
 
 MIX = (
     "mix(chat=synthetic(prompt=uniform(100,500),output={output},priority=1):{shares[0]},"

@@ -23,7 +23,7 @@ from ...harness.experiments.execution.cells import (
     workload_of,
 )
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
-from ...harness.load_generator.http.faults import OVERLOAD
+from ...harness.load_generator.http.faults import OVERLOAD, RequestFault
 from ...harness.results.cell_files import Choice, Column
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
@@ -166,21 +166,34 @@ class CellRunner:
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
             control=control,
-            **_refused(measured.columns),
+            **_failed(measured.columns),
         )
 
 
-def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Requests that a real server refuses at any rate: client errors but those of overload."""
+_BY_LOAD = (RequestFault.ABORTED, RequestFault.TIME_LIMIT, RequestFault.STALLED)
+
+
+def _failed(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Requests that a real server refuses at any rate: client errors but those of overload. Those
+    that failed in any way but by load.
+    """
     if "status" not in columns:
         return {}
-    status, detail = np.asarray(columns["status"]), columns["detail"]
-    refused = (status // 100 == 4) & ~np.isin(status, OVERLOAD)
-    if not refused.any():
-        return {}
+    status, fault, detail = np.asarray(columns["status"]), columns["fault"], columns["detail"]
+    assert isinstance(fault, Choice)
     assert isinstance(detail, Choice)
-    commonest = int(np.bincount(detail.index[refused]).argmax())
-    return {"refused": int(refused.sum()), "refused_because": detail.names[commonest]}
+    none_or_load = [fault.names.index(name) for name in ("", *_BY_LOAD)]
+    overload = np.isin(status, OVERLOAD)
+    masks = {
+        "refused": (status // 100 == 4) & ~overload,
+        "failed": ~np.isin(fault.index, none_or_load) & ~overload,
+    }
+    values: dict[str, Any] = {}
+    for name, mask in masks.items():
+        if mask.any():
+            commonest = int(np.bincount(detail.index[mask]).argmax())
+            values |= {name: int(mask.sum()), f"{name}_because": detail.names[commonest]}
+    return values
 
 
 def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:

@@ -9,7 +9,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from .capacity_cells import search_of
 from .capacity_options import CapacityOptions
 from .capacity_search import Foresee
 from .level_samples import LevelRunner, LevelSample, sample_from_plain
-from .search_options import Budget, CapacitySearch, SearchOptions
+from .search_options import Budget, Capacity, CapacitySearch, SearchOptions
 
+_NEAR = 1.25  # times the interval's ends: rates that decide it
+_MUCH = 0.25  # of the misses that a target allows
 _BETWEEN_WRITES_S = 5.0  # of simulated runs, which are sooner repeated than written
 
 
@@ -60,9 +63,13 @@ class CapacityRecord:
                 "backlog_grows": level.growing,
                 "sustained": level.sustained,
                 "invalid_because": level.invalid_because,
+                "failed": sum(sample.failed for sample in level.samples),
             }
             for level in self.search.levels
         ]
+        runs = [sample for level in self.search.levels for sample in level.samples]
+        failed = sum(run.failed for run in runs)
+        failures = Counter({run.failed_because: run.failed for run in runs if run.failed})
         return [
             {
                 "search": self.name,
@@ -79,10 +86,22 @@ class CapacityRecord:
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,
                 "stopped": self.search.stopped,
+                "failed": failed,
+                "failed_because": failures.most_common(1)[0][0] if failures else "",
+                "faults_decide": _faults_decide(capacity, levels),
                 "levels": levels,
             }
             for capacity in self.search.capacities
         ]
+
+
+def _faults_decide(capacity: Capacity, levels: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether failed requests are much of what may miss the target near the capacity."""
+    low_rps, high_rps = capacity.low_rps / _NEAR, capacity.high_rps * _NEAR
+    near = [level for level in levels if low_rps <= level["rate_rps"] <= high_rps]
+    requests = sum(level["requests"] for level in near)
+    failed = sum(level["failed"] for level in near)
+    return failed > _MUCH * (1 - capacity.target) * requests
 
 
 def read_capacity(folder: Path) -> list[dict[str, Any]] | None:

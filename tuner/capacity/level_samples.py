@@ -19,7 +19,8 @@ class LevelSample(RunBatches):
     `control`: for each batch, the misses of the control variate (`control.py`) above those
     expected; empty without one. `rate_rps` is 0 where arrivals have no rate. `refused`: requests
     that the server answers with an error whatever the rate is (too long, for example), and
-    `refused_because` what it says of most of them.
+    `refused_because` what it says of most of them; `failed` and `failed_because` likewise those
+    that failed in another way than by overload.
     """
 
     rate_rps: float
@@ -29,6 +30,8 @@ class LevelSample(RunBatches):
     invalid_because: str | None = None
     refused: int = 0
     refused_because: str = ""
+    failed: int = 0
+    failed_because: str = ""
     control: tuple[float, ...] = ()
 
     @property

@@ -99,6 +99,19 @@ class Headroom:
     notes: tuple[str, ...]
 
     @property
+    def no_change_because(self) -> str:
+        """Why there is no `next_change`, though a change may gain."""
+        gaining = [change for change in self.changes if change.gain_low >= _WORTH]
+        if not gaining:
+            return "none of these changes is better for sure: leave it as it is"
+        if any(change.instances for change in gaining) and len(gaining) == 1:
+            return "another server would carry more, but this load does not need it"
+        return (
+            "what gains needs larger batches than were seen, or another server, which this load "
+            "does not need: leave it as it is, or try it in a test"
+        )
+
+    @property
     def headroom(self) -> float | None:
         """By how much the load may grow, as a share of it; None: no capacity was found."""
         capacity_rps = self.capacity.capacity_rps
@@ -195,13 +208,6 @@ def _next(changes: list[Change], least_headroom: float) -> Change | None:
 
 def _notes(server: ObservedServer, spec: CellSpec, compared: Mapping[str, float]) -> Iterator[str]:
     yield from server.notes
-    if server.most_sequences is None:
-        parameter, _ = limits_of(spec.system).get("max_num_seqs", (None, None))
-        if parameter is not None and parameter not in spec.parameters:
-            yield (
-                f"the batch's limit was not seen, as no request waited: it is taken to be the "
-                f"default; --set {parameter}=N says another"
-            )
     outside_s = server.mean_s("ttft") - server.mean_s("queue") - server.mean_s("prefill")
     if outside_s > 0.1 * server.mean_s("ttft"):
         yield (

@@ -38,7 +38,8 @@ class Records:
     come to that instance (later than it arrived if another gave it back); `output_tokens` counts
     tokens given back; `cached_tokens` prompt tokens found in the prefix cache at the first
     admission; `transfer_s` is the time between two instances, from the end of prefill (or the
-    pause of a migration) until its KV had arrived.
+    pause of a migration) until its KV had arrived; `untimed_tokens` output tokens that have no part
+    in TPOT: the first, and of real servers those that came with it.
     """
 
     arrival_s: Floats
@@ -53,6 +54,7 @@ class Records:
     preemptions_recompute: Ints
     instance: Ints  # -1: none
     transfer_s: Floats
+    untimed_tokens: Floats
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -66,6 +68,7 @@ class Records:
                 columns[f.name] = np.full(n, 0.0 if f.name == "transfer_s" else np.nan)
             else:
                 columns[f.name] = np.full(n, -1 if f.name == "instance" else 0, dtype=np.int64)
+        columns["untimed_tokens"] = np.broadcast_to(np.float64(1), n)  # the same of all: no memory
         return cls(**columns)
 
     @property
@@ -81,20 +84,27 @@ class Records:
     @property
     def tpot_s(self) -> Floats:
         """Mean time per output token of each request, in seconds (`time_per_output_token_s`)."""
-        return time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens)
+        return time_per_output_token_s(
+            self.first_token_s, self.finish_s, self.output_tokens, self.untimed_tokens
+        )
 
 
 def time_per_output_token_s(
-    first_token_s: Floats, last_token_s: Floats, output_tokens: Ints | Floats
+    first_token_s: Floats,
+    last_token_s: Floats,
+    output_tokens: Ints | Floats,
+    untimed_tokens: Ints | Floats | int = 1,
 ) -> Floats:
-    """(last - first token) / (tokens - 1), seconds of each request.
+    """(last - first token) / (tokens - untimed ones), seconds of each request.
 
     NaN for a single token, and for tokens that came all at once, as those of a static batch: no
-    time lies between them.
+    time lies between them. Infinite for several tokens that are all untimed: their time is not
+    known, and meets no bound.
     """
-    gaps = output_tokens - 1
+    gaps = output_tokens - untimed_tokens
     several = (gaps > 0) & (last_token_s > first_token_s)
-    return np.where(several, (last_token_s - first_token_s) / np.maximum(gaps, 1), np.nan)
+    tpot_s = np.where(several, (last_token_s - first_token_s) / np.maximum(gaps, 1), np.nan)
+    return np.where((gaps <= 0) & (output_tokens > 1) & np.isfinite(last_token_s), np.inf, tpot_s)
 
 
 @dataclass(frozen=True)

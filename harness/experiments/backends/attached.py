@@ -261,6 +261,7 @@ def _columns(http_result: HttpResult) -> dict[str, Column]:
         "detail": choice_of(details),
         "connections": columns.connections,
         "chunks": columns.chunks,
+        "untimed_tokens": columns.untimed_tokens,
         "server_prompt_tokens": columns.prompt_tokens,
         "server_output_tokens": columns.completion_tokens,
     }
@@ -280,7 +281,7 @@ def _figures(workload: Workload, http_result: HttpResult) -> dict[str, Value]:
         "invalid_because": http_result.invalid_because,
         "ttft_from_send_p50_s": _rounded(np.median(answered)) if len(answered) else None,
         "tokens_per_chunk": _rounded(tokens / chunks) if chunks else None,
-        "truncated_outputs": _truncated_outputs(workload, http_result),
+        **_answers_figures(workload, http_result),
         "sent_rps": _rounded(client.sent_rps),
         "send_delay_p50_s": _rounded(client.send_delay_p50_s),
         "send_delay_p99_s": _rounded(client.send_delay_p99_s),
@@ -310,11 +311,25 @@ def _prefix_hit_rate(http_result: HttpResult) -> float | None:
     return _rounded(columns.cached_tokens[reported].sum() / columns.prompt_tokens[reported].sum())
 
 
-def _truncated_outputs(workload: Workload, http_result: HttpResult) -> int:
-    """Whole answers with fewer tokens than the workload has."""
-    whole = http_result.columns.fault == FAULTS.index(RequestFault.NONE)
-    generated = whole & (http_result.columns.output_tokens > 0)
-    return int((generated & (http_result.columns.output_tokens < workload.output_tokens)).sum())
+def _answers_figures(workload: Workload, http_result: HttpResult) -> dict[str, Value]:
+    """Numbers of whole answers of which there is something to say, and the median ratio of the
+    server's prompt tokens to the workload's.
+    """
+    columns = http_result.columns
+    tokens = columns.output_tokens
+    whole = (columns.fault == FAULTS.index(RequestFault.NONE)) & (tokens > 0)
+    unsure = columns.unsure > 0
+    together = (tokens > 1) & (columns.untimed_tokens >= tokens) & ~unsure
+    all_tokens = np.maximum(tokens, columns.completion_tokens)  # those not shown included
+    prompts = whole & (columns.prompt_tokens > 0) & (workload.prompt_tokens > 0)
+    ratios = columns.prompt_tokens[prompts] / workload.prompt_tokens[prompts]
+    return {
+        "truncated_outputs": int((whole & (all_tokens < workload.output_tokens)).sum()),
+        "surplus_outputs": int((whole & (columns.surplus > 0)).sum()),
+        "unstreamed_answers": int((whole & together).sum()),
+        "uncounted_answers": int((whole & unsure).sum()),
+        "prompt_tokens_ratio": _rounded(np.median(ratios)) if len(ratios) else None,
+    }
 
 
 def _write_token_times(path: Path, http_result: HttpResult) -> None:

@@ -1,9 +1,4 @@
-"""Parses the bytes of an answer into token times and counts, after the run.
-
-Servers stream events with one token each, or several, or with none (a role, a token whose text is
-held back until it is a whole character). What counts, best first: the running usage that some send
-in every event; the usage at the end, spread over the events; one token for each event with text.
-"""
+"""Parses the bytes of an answer into events, after the run; `token_counts` counts their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, compress, islice, pairwise, repeat
+from itertools import accumulate, islice, pairwise, repeat
 from operator import and_
 from typing import Any, cast
 
@@ -22,8 +17,9 @@ from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of
+from .token_counts import TokenEvents, shown
 
-_decode = json.JSONDecoder().raw_decode
+_decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_SIZE_BYTES = 20  # of the line before a chunk; longer ones are taken apart elsewhere
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
@@ -32,7 +28,12 @@ _LINE_ENDS = b"\r\n"
 _MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
 _MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
 _MOST_MISSED = 8  # chunks of a known shape that are not read as such
-_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_MARK = "\ufeff".encode()  # before the first event, it is part of none
+_NO_ENDS = (  # finish reasons of answers that are not whole
+    *("error", "failed", "timeout", "content_filter", "network_error", "server_error"),
+    *("insufficient_system_resource", "sensitive"),
+)
+_ABORTED = ("abort", "aborted", "cancelled", "canceled")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
 
@@ -45,7 +46,11 @@ class CompletionResult:
     fault: RequestFault
     detail: str
     token_s: array[float] = field(default_factory=lambda: array("d"))
+    sequences: list[array[float]] = field(default_factory=list)  # of each choice, if several
     chunks: int = 0  # events that brought tokens
+    untimed_tokens: float = 0  # that take no part in TPOT, see `token_counts.Counted`
+    unsure: bool = False  # whether the number of tokens is not known
+    surplus: bool = False  # whether there are more than the request allows
     prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = -1
@@ -146,13 +151,13 @@ class _Reader:
         self.answer = CompletionResult(Outcome.UNFINISHED, raw.fault, raw.detail)
         self._raw = raw
         self._keep_text = keep_text
-        # Of the events that may have brought tokens: times, whether they surely did, running usage.
-        self._times_s: array[float] = array("d")
-        self._brought = bytearray()
-        self._totals: dict[int, int] = {}
+        self._events = TokenEvents()
+        self._hidden_tokens = 0  # reasoning, by the usage
+        self._absurd = ""
         self._texts: list[str] = []
         self._contents: list[str] = []
         self._text = ""  # of the last choice
+        self._index = 0  # of the last choice
         self._done = False
         self._finish = ""
         self._stop = ""
@@ -168,16 +173,16 @@ class _Reader:
         except ValueError as error:
             self._fault(RequestFault.MALFORMED, f"no JSON: {error}")
             return
-        if reply.get("error"):
+        if _is_error(reply):
             self._fault(*_error(RequestFault.ERROR_EVENT, body))
             return
         choices = _choices(reply)
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return
-        self._usage(reply.get("usage"))
         last_s = raw.stamps[-1]
         if raw.embeds:
+            self._usage(reply)
             if not reply.get("data"):
                 self._fault(RequestFault.EMPTY, "no embedding in the answer")
             else:
@@ -185,6 +190,7 @@ class _Reader:
             return
         for choice in choices:
             self._choice(choice, last_s)
+        self._usage(reply)
         self._done = True
         self._settle()
 
@@ -196,7 +202,7 @@ class _Reader:
         raw, body = self._raw, self._raw.body
         if raw.fault is not RequestFault.NONE or raw.status != 200 or raw.embeds:
             return False
-        stamps, lengths = raw.stamps, raw.lengths.tolist()
+        stamps, lengths, times_s = raw.stamps, raw.lengths.tolist(), self._events.times_s
         ends = list(accumulate(lengths))
         position = like = missed = 0
         together = _MOST_TOGETHER_BYTES
@@ -226,13 +232,13 @@ class _Reader:
                             ends[k] - position == run.lengths[0]
                             and lengths[k : k + n] == run.lengths
                         ):
-                            self._times_s.extend(stamps[k : k + n])  # as a rule a read is a chunk
+                            times_s.extend(stamps[k : k + n])  # as a rule a read is a chunk
                         else:
                             data_ends = islice(
                                 accumulate(run.lengths, initial=position - 2), 1, None
                             )
                             places = map(bisect_left, repeat(ends), data_ends)
-                            self._times_s.extend(map(stamps.__getitem__, places))
+                            times_s.extend(map(stamps.__getitem__, places))
                         size = sum(run.lengths)
                         position += size
                         together = min(2 * size, _MOST_TOGETHER_BYTES)
@@ -241,7 +247,7 @@ class _Reader:
                 missed += 1
                 if missed > _MOST_MISSED and missed > like:  # chunks of several events
                     return False
-            if position == 0 and body[start:end].lstrip()[:1] in (b"", b"{"):
+            if position == 0 and body[start:end].lstrip()[:1] in (b"", b"{", _MARK[:1]):
                 return False
             if body.find(b"event:", start, end) >= 0:  # of an error, perhaps; no shape has it
                 return False
@@ -257,8 +263,13 @@ class _Reader:
             start, end = match.span()
             if body[start - 1] not in _LINE_ENDS:  # within a comment or another field
                 continue
+            if start < position:  # a line of the event before
+                continue
+            data = match[1]
+            if body.startswith(b"data:", end):
+                data, end = _whole_data(body, match)
             end += _blank(body, end)
-            if not self._event(match[1], body[position:end], match.start(1) - position, time_s):
+            if not self._event(data, body[position:end], match.start(1) - position, time_s):
                 return False
             position = end
         return True
@@ -266,10 +277,11 @@ class _Reader:
     def read_stream(self) -> None:
         """Read server-sent events; the time of an event is that of its last byte."""
         raw, body = self._raw, self._raw.body
-        stamps, ends = raw.stamps, list(accumulate(raw.lengths))
+        stamps, ends, times_s = raw.stamps, list(accumulate(raw.lengths)), self._events.times_s
         failed = _FAILED.search(body) if b"event:" in body else None
         until = len(body) if failed is None else _event_start(body, failed.start())
         position = together = 0
+        first = len(_MARK) if body.startswith(_MARK) else 0
         while position < until:
             shape = self._shape
             if shape is not None and body.startswith(shape.before, position):
@@ -279,7 +291,7 @@ class _Reader:
                     blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
                     data_ends = list(accumulate(run.lengths, initial=position - blank))
                     places = map(bisect_left, repeat(ends), data_ends[1:])
-                    self._times_s.extend(map(stamps.__getitem__, places))
+                    times_s.extend(map(stamps.__getitem__, places))
                     position = data_ends[-1] + blank
                     # As many again as there were: an odd event costs no more than those before it.
                     together = min(2 * sum(run.lengths), _MOST_TOGETHER_BYTES)
@@ -288,12 +300,17 @@ class _Reader:
             if match is None:
                 break
             start, position = match.span()
-            if start and body[start - 1] not in _LINE_ENDS:  # within a comment or another field
+            if (
+                start > first and body[start - 1] not in _LINE_ENDS
+            ):  # within a comment or another field
                 continue
+            data = match[1]
+            if body.startswith(b"data:", position):
+                data, position = _whole_data(body, match)
+            time_s = stamps[bisect_left(ends, position - 1)]
             position += _blank(body, position)
             together = 2 * (position - begin)
-            time_s = stamps[bisect_left(ends, match.end(1))]
-            if not self._event(match[1], body[begin:position], match.start(1) - begin, time_s):
+            if not self._event(data, body[begin:position], match.start(1) - begin, time_s):
                 return
         if failed is not None:
             error_data = _DATA.search(body, until)
@@ -306,7 +323,8 @@ class _Reader:
     def _take(self, run: Run, shape: Shape) -> None:
         """Count events of the present shape, and keep what they hold if that is asked for."""
         self._unlike = 0
-        self._brought.extend(b"\1" * len(run.lengths))
+        listed = 1 if shape.middle[1] >= 0 else -1
+        self._events.take(run.middles, self._index, listed)
         if self._keep_text:
             text = "".join([text for text, _ in run.middles])
             self._texts.append(text)
@@ -329,11 +347,9 @@ class _Reader:
         except ValueError as error:
             self._fault(RequestFault.MALFORMED, f"an event is no JSON: {error}")
             return False
-        if payload.get("error") or payload.get("object") == "error":
+        if _is_error(payload):
             self._fault(*_error(RequestFault.ERROR_EVENT, data))
             return False
-        usage = payload.get("usage")
-        self._usage(usage)
         choices = _choices(payload)
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
@@ -341,10 +357,8 @@ class _Reader:
         n_contents = len(self._contents)
         for choice in choices:
             self._choice(choice, time_s)
-        if isinstance(usage, dict):
-            if choices and self._times_s:
-                self._totals[len(self._times_s) - 1] = _count(usage.get("completion_tokens"))
-        elif len(choices) == 1 and not self._finish and self._is_new(event):
+        has_usage = self._usage(payload)
+        if not has_usage and len(choices) == 1 and not self._finish and self._is_new(event):
             self._unlike += 1
             self._shape = Shape.of(event, data_at)
             if self._shape is not None and not self._fits(self._shape, choices[0], n_contents):
@@ -374,37 +388,55 @@ class _Reader:
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
         part = _part(choice)
-        texts = [part[name] for name in _TEXTS if isinstance(part.get(name), str)]
-        text = "".join(texts) or (part["text"] if isinstance(part.get("text"), str) else "")
+        text, content, size, listed, reasons = shown(choice, part)
         self._text = text
-        has_tokens = bool(text or part.get("tool_calls") or choice.get("token_ids"))
-        self._finish = choice.get("finish_reason") or self._finish
-        self._stop = str(choice.get("stop_reason") or self._stop)
+        index = choice.get("index")
+        self._index = index if isinstance(index, int) else 0
+        finish = choice.get("finish_reason")
+        if isinstance(finish, str) and finish and self._finish not in _NO_ENDS:
+            self._finish = finish
+        if stop := choice.get("stop_reason"):
+            self._stop = str(stop)
         # A role, and a last event that only says why it is the last, bring no token.
-        if has_tokens or not (part.get("role") or choice.get("finish_reason")):
-            self._times_s.append(time_s)
-            self._brought.append(has_tokens)
+        if size or not (part.get("role") or finish):
+            self._events.add(time_s, size, self._index, listed)
+            self._events.reasons |= reasons
         if self._keep_text:
             self._texts.append(text)
-            if not choice.get("index"):
-                self._keep_content(part, choice.get("token_ids"))
+            if not self._index:
+                self._contents.append(content)
+                ids = choice.get("token_ids")
+                if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
+                    self.answer.token_ids += ids
 
-    def _keep_content(self, part: Mapping[str, Any], token_ids: object) -> None:
-        content = part.get("content") or part.get("text")
-        if isinstance(content, str):
-            self._contents.append(content)
-        if isinstance(token_ids, list) and all(type(token_id) is int for token_id in token_ids):
-            self.answer.token_ids += token_ids
-
-    def _usage(self, usage: object) -> None:
+    def _usage(self, payload: Mapping[str, Any]) -> bool:
+        """Read the usage of an event or answer, if it has one."""
+        usage = payload.get("usage")
+        if usage is None and isinstance(other := payload.get("x_groq"), dict):
+            usage = other.get("usage")
         if not isinstance(usage, dict):
-            return
+            return False
         answer = self.answer
-        answer.prompt_tokens = _count(usage.get("prompt_tokens"))
-        answer.completion_tokens = _count(usage.get("completion_tokens"))
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict):
-            answer.cached_tokens = _count(details.get("cached_tokens"))
+        if (prompt := _first(usage, "prompt_tokens", "input_tokens")) is not None:
+            answer.prompt_tokens = _count(prompt)
+        details = _first(usage, "prompt_tokens_details", "input_tokens_details")
+        if isinstance(details, dict) and (cached := details.get("cached_tokens")) is not None:
+            answer.cached_tokens = _count(cached)
+        details = _first(usage, "completion_tokens_details", "output_tokens_details")
+        reasoning = (details if isinstance(details, dict) else usage).get("reasoning_tokens")
+        self._hidden_tokens = max(self._hidden_tokens, _count(reasoning))
+        if (tokens := _first(usage, "completion_tokens", "output_tokens")) is None:
+            return True
+        answer.completion_tokens = _count(tokens)
+        if isinstance(tokens, int) and tokens > _MOST_TOKENS:
+            self._absurd = f"usage of {tokens:,} tokens, more than any context holds"
+        # Some servers count reasoning beside the completion.
+        whole = answer.prompt_tokens + answer.completion_tokens + self._hidden_tokens
+        if self._hidden_tokens and usage.get("total_tokens") == whole:
+            answer.completion_tokens += self._hidden_tokens
+        if answer.completion_tokens >= 0:
+            self._events.total(answer.completion_tokens)
+        return True
 
     def _fault(self, fault: RequestFault, detail: str) -> None:
         self.answer.fault = fault
@@ -417,69 +449,31 @@ class _Reader:
         answer.text = "".join(self._texts)
         answer.content = "".join(self._contents)
         answer.finish = self._finish
-        self._check_usage()
-        self._count_tokens()
+        counted = self._events.count(self._hidden_tokens, self._raw.body)
+        answer.token_s, answer.sequences = counted.token_s, counted.sequences
+        answer.chunks, answer.untimed_tokens = counted.chunks, counted.untimed_tokens
+        answer.unsure = counted.unsure
+        max_tokens = self._raw.most_tokens
+        tokens = max(answer.completion_tokens, len(answer.token_s))
+        answer.surplus = max_tokens is not None and tokens > max_tokens
         if answer.fault is not RequestFault.NONE:
             return
-        if self._finish == "abort":
+        if self._finish in _ABORTED:
             answer.fault = RequestFault.ABORTED
             answer.detail = self._stop.encode(errors="replace").decode() or "the server gave it up"
+        elif self._finish in _NO_ENDS:
+            answer.fault = RequestFault.ERROR_EVENT
+            answer.detail = f"the answer ended with finish_reason {self._finish}"
+        elif self._absurd:
+            answer.fault, answer.detail = RequestFault.MALFORMED, self._absurd
         elif not self._done and not self._finish:
             answer.fault = RequestFault.CUT
             answer.detail = "the stream ended without an end"
         elif not answer.token_s:
             answer.fault = RequestFault.EMPTY
             answer.detail = "a whole answer without a token"
-
-    def _check_usage(self) -> None:
-        """Refuse a usage of more tokens than were asked for; its counts are not used."""
-        answer, max_tokens = self.answer, self._raw.most_tokens
-        counted = max(answer.completion_tokens, *self._totals.values(), -1)
-        if max_tokens is None or counted <= max_tokens:
-            return
-        answer.completion_tokens = -1
-        self._totals.clear()
-        if answer.fault is RequestFault.NONE:
-            answer.fault = RequestFault.MALFORMED
-            answer.detail = f"usage of {counted:,} tokens, and max_tokens was {max_tokens:,}"
-
-    def _count_tokens(self) -> None:
-        answer, times_s, brought = self.answer, self._times_s, self._brought
-        totals = {place: total for place, total in self._totals.items() if total >= 0}
-        if totals:
-            before = 0
-            for place, time_s in enumerate(times_s):
-                total = totals.get(place, before + brought[place])
-                self._bring(time_s, total - before)
-                before = max(before, total)
-            return
-        with_text = brought.count(True)
-        reported = answer.completion_tokens
-        if reported <= with_text or answer.fault is not RequestFault.NONE:
-            # As many as there are texts: usage that counts fewer (tokens without a meaning left
-            # out) does not take back what was seen.
-            answer.chunks = with_text
-            all_brought = with_text == len(times_s)
-            answer.token_s = times_s if all_brought else array("d", compress(times_s, brought))
-            return
-        # More tokens than texts. First the events without text had some; what is left was spread
-        # evenly, as speculation and multi-step scheduling do on average.
-        silent = reported - with_text
-        bringers = []
-        for time_s, has_text in zip(times_s, brought, strict=True):
-            if has_text:
-                bringers.append(time_s)
-            elif silent > 0:
-                bringers.append(time_s)
-                silent -= 1
-        for place, time_s in enumerate(bringers):
-            share = reported * (place + 1) // len(bringers) - reported * place // len(bringers)
-            self._bring(time_s, share)
-
-    def _bring(self, time_s: float, tokens: int) -> None:
-        if tokens > 0:
-            self.answer.chunks += 1
-            self.answer.token_s.extend([time_s] * tokens)
+            if answer.completion_tokens > 0:
+                answer.detail = f"{answer.completion_tokens:,} tokens by the usage, and none shown"
 
 
 def _part(choice: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -488,13 +482,34 @@ def _part(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return part
 
 
+def _is_error(payload: Mapping[str, Any]) -> bool:
+    """Whether an event of a stream is an error in any known form."""
+    if payload.get("error") or payload.get("errors") or payload.get("object") == "error":
+        return True
+    choices = payload.get("choices")
+    if choices and isinstance(choices, list):
+        for choice in choices:  # noqa: SIM110 - faster than a generator
+            if isinstance(choice, dict) and choice.get("error"):
+                return True
+        return False
+    if "usage" in payload or "data" in payload:
+        return False
+    return isinstance(payload.get("message") or payload.get("detail"), str | list)
+
+
+def _first(usage: Mapping[str, Any], name: str, other_name: str) -> Any:
+    """A field of a usage, by either name."""
+    value = usage.get(name)
+    return usage.get(other_name) if value is None else value
+
+
 def _parsed(data: bytes) -> Any:
     """The value of an event, as `parse_event` returns it."""
     if data.startswith(b'{"'):  # the others may be in other encodings
         try:
             text = data.decode()
-            value, end = _decode(text)
-        except (ValueError, RecursionError):
+            value, end = _decode(text, 0)
+        except (ValueError, RecursionError, StopIteration):
             return parse_event(data)  # which says what is wrong
         if end == len(text):
             return value
@@ -504,6 +519,21 @@ def _parsed(data: bytes) -> Any:
 def _blank(body: bytes, position: int) -> int:
     """Bytes of the empty line at `position`, if there is one."""
     return 1 if body.startswith(b"\n", position) else 2 if body.startswith(b"\r\n", position) else 0
+
+
+def _whole_data(body: bytes, match: re.Match[bytes]) -> tuple[bytes, int]:
+    """The data of an event whose first line of several matched, and where they end.
+
+    Lines of data that follow each other are those of one event, or where the first is whole by
+    itself, of several without the empty lines between them.
+    """
+    data, end = match[1], match.end()
+    try:
+        _parsed(data)
+    except ValueError:
+        while (line := _DATA.match(body, end)) is not None:
+            data, end = data + b"\n" + line[1], line.end()
+    return data, end
 
 
 def _event_start(body: bytes, position: int) -> int:

@@ -88,8 +88,7 @@ class Shape:
     def _split(body: bytes, after: bytes) -> tuple[list[bytes], list[int]]:
         parts = body.split(after)
         parts.pop()  # what stands after the last of them
-        n_after = len(after)
-        return parts, [len(part) + n_after for part in parts]
+        return parts, list(map(len(after).__add__, map(len, parts)))
 
     def _run(self, parts: list[bytes], lengths: list[int], heads: list[bytes]) -> Run:
         cache = self._known

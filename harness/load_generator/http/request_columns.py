@@ -118,6 +118,8 @@ class RequestColumns:
     when the client began with the request, `sent_s` when it was written to a connection; both would
     be `arrival_s` if the client were never late and connections cost nothing. `prompt_tokens`,
     `completion_tokens` and `cached_tokens` are counts of the server, -1 if unknown.
+    `untimed_tokens` have no part in TPOT; `unsure` is 1 where the number of tokens is not known,
+    `surplus` where there are more than were asked for.
     """
 
     arrival_s: Floats
@@ -134,6 +136,9 @@ class RequestColumns:
     connections: Ints
     chunks: Ints
     output_tokens: Ints
+    untimed_tokens: Floats
+    unsure: Ints
+    surplus: Ints
     prompt_tokens: Ints
     completion_tokens: Ints
     cached_tokens: Ints
@@ -146,6 +151,8 @@ class RequestColumns:
         for f in fields(cls):
             if f.name.endswith("_s"):
                 columns[f.name] = np.full(n, np.nan)
+            elif f.name == "untimed_tokens":
+                columns[f.name] = np.ones(n)
             else:
                 columns[f.name] = np.full(n, -1 if f.name in unknown else 0, dtype=np.int64)
         columns["outcome"][:] = Outcome.CANCELLED
@@ -174,7 +181,10 @@ _OF_EXCHANGE = {
     **{name: name for name in ("endpoint", "connections", "status")},
     "ended_s": "end_s",
 }
-_OF_ANSWER = ("outcome", "chunks", "prompt_tokens", "completion_tokens", "cached_tokens")
+_OF_ANSWER = (
+    *("outcome", "chunks", "untimed_tokens", "unsure", "surplus"),
+    *("prompt_tokens", "completion_tokens", "cached_tokens"),
+)
 
 
 def read_part(
@@ -205,7 +215,9 @@ def read_part(
         for name in _OF_ANSWER:
             getattr(columns, name)[place] = getattr(answer, name)
         if not expected["embeds"]:
-            gaps.add(answer.token_s)
+            if answer.untimed_tokens < len(answer.token_s):
+                for times_s in answer.sequences or (answer.token_s,):
+                    gaps.add(times_s)
             columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
             details[exchange.row] = answer.detail

@@ -68,12 +68,17 @@ class ErrorRow:
 
     @property
     def within(self) -> bool | None:
-        """Whether the error is at most `TOLERANCE`, or the spread where that is larger; None if
-        unknown.
-        """
-        if math.isnan(self.spread) or math.isnan(self.error):
+        """Whether the error is at most `TOLERANCE`; None if unknown, or undecidable."""
+        if math.isnan(self.spread) or math.isnan(self.error) or self.undecidable:
             return None
-        return abs(self.error) <= max(TOLERANCE, self.spread)
+        return abs(self.error) <= TOLERANCE
+
+    @property
+    def undecidable(self) -> bool:
+        """Whether measured values differ by more than `TOLERANCE` from run to run, and the error is
+        not beyond that.
+        """
+        return self.spread > TOLERANCE and abs(self.error) <= self.spread
 
 
 @dataclass(frozen=True)

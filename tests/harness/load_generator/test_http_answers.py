@@ -76,11 +76,11 @@ def test_continuous_usage_gives_exact_tokens_of_each_event():
     assert list(answer.token_s) == [1, 2, 2, 2]
 
 
-def test_events_without_text_count_as_tokens_if_usage_has_them():
-    pieces = [event(""), event(""), event(" é"), event(" b", finish="length")]
-    assert list(read(*pieces, event(usage=usage(4)), DONE).token_s) == [1, 2, 3, 4]
-    assert list(read(*pieces, event(usage=usage(2)), DONE).token_s) == [3, 4]
-    assert list(read(*pieces, DONE).token_s) == [3, 4]
+def test_events_without_text_are_tokens_only_after_the_first_text():
+    pieces = [event(""), event(" é"), event(""), event(" b", finish="length")]
+    assert list(read(*pieces, event(usage=usage(3)), DONE).token_s) == [2, 3, 4]
+    assert list(read(*pieces, event(usage=usage(2)), DONE).token_s) == [2, 4]
+    assert list(read(*pieces, DONE).token_s) == [2, 4]
 
 
 def test_role_event_is_no_token():
@@ -289,16 +289,21 @@ def test_malformed_chunk_is_a_problem():
 @pytest.mark.parametrize(
     "counted",
     [
-        [event(" a"), event(" b", finish="stop"), event(usage=usage(50))],
-        [event(" a", usage=usage(1)), event(" b", finish="stop", usage=usage(50))],
+        [event(" a"), event(" b", finish="stop"), event(usage=usage(4))],
+        [event(" a", usage=usage(1)), event(" bcd", finish="stop", usage=usage(4))],
+        [event(" a"), *[event(" b", finish="stop")] * 3],
     ],
 )
-def test_usage_above_max_tokens_is_malformed(counted):
-    answer = read(*counted, DONE, max_tokens=5)
+def test_more_tokens_than_asked_for_are_a_surplus(counted):
+    answer = read(*counted, DONE, max_tokens=3)
+    assert (answer.outcome, answer.surplus, len(answer.token_s)) == (Outcome.FINISHED, True, 4)
+    assert not read(*counted, DONE, max_tokens=4).surplus
+
+
+def test_usage_that_no_context_holds_is_malformed():
+    answer = read(event(" a"), event(" b", finish="stop"), event(usage=usage(1 << 40)), DONE)
     assert (answer.fault, answer.outcome) == (RequestFault.MALFORMED, Outcome.FAILED)
-    assert answer.detail == "usage of 50 tokens, and max_tokens was 5"
-    assert (len(answer.token_s), answer.completion_tokens) == (2, -1)
-    assert read(*counted, DONE, max_tokens=50).outcome is Outcome.FINISHED
+    assert answer.detail == "usage of 1,099,511,627,776 tokens, more than any context holds"
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

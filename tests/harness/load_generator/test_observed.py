@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -201,3 +202,71 @@ def test_observed_refuses_too_few_readings_and_requests():
         observed(shots[:1])
     with pytest.raises(SloBenchError, match="requests arrived within"):
         observed(shots[:3])
+
+
+def sglang_page(*lines):
+    labels = 'model_name="m",'
+    return "\n".join(f"sglang:{line}".replace("{", "{" + labels) for line in lines)
+
+
+def test_queue_by_priority_is_not_added_to_the_queue():
+    """SGLang with --enable-priority-scheduling: the whole queue has an empty priority."""
+    page = sglang_page(
+        'num_running_reqs{priority=""} 5', 'num_running_reqs{priority="1"} 3',
+        'num_running_reqs{priority="2"} 2', 'num_queue_reqs{priority=""} 4',
+        'num_queue_reqs{priority="1"} 4', 'prompt_tokens_total{priority="1"} 100',
+        'prompt_tokens_total{priority=""} 50',
+    )  # fmt: skip
+    shot = read_text(page, 0.0, {}, KNOWN)
+    assert (shot.figures["running"], shot.figures["waiting"], shot.ranks) == (5, 4, 1)
+    assert shot.figures["prompt_tokens"] == 150  # of requests with a priority, and without
+
+
+def test_data_parallel_ranks_are_added():
+    page = sglang_page(
+        *(f'num_running_reqs{{dp_rank="{rank}"}} 3' for rank in range(2)),
+        *(f'max_total_num_tokens{{dp_rank="{rank}"}} 1000' for rank in range(2)),
+        *(f'page_size{{dp_rank="{rank}"}} 16' for rank in range(2)),
+        *(f'token_usage{{dp_rank="{rank}"}} 0.{rank + 1}' for rank in range(2)),
+    )
+    shot = read_text(page, 0.0, {}, KNOWN)
+    assert (shot.figures["running"], shot.kv_tokens, shot.block_size) == (6, 2000, 16)
+    assert shot.kv_usage == pytest.approx(0.15)
+    assert shot.ranks == 2
+    cache = 'cache_config_info{engine="%d",num_gpu_blocks="10",block_size="16"} 1'
+    vllm = [f'num_requests_running{{engine="{rank}"}} 1' for rank in range(3)]
+    page = "\n".join(f"vllm:{line}" for line in (*vllm, *(cache % rank for rank in range(3))))
+    shot = read_text(page, 0.0, {}, KNOWN)
+    assert (shot.kv_tokens, shot.block_size, shot.ranks) == (480, 16, 3)
+
+
+def without(shot, *names):
+    figures = {name: value for name, value in shot.figures.items() if name not in names}
+    histograms = {name: value for name, value in shot.histograms.items() if name not in names}
+    return dataclasses.replace(shot, figures=figures, histograms=histograms)
+
+
+def test_reading_without_a_counter_that_others_have_is_left_out():
+    shots = made_snapshots()
+    whole = observed(shots)
+    shots[20] = without(shots[20], "e2e", "prompt_tokens")
+    server = observed(shots)
+    assert server.requests == pytest.approx(whole.requests)
+    assert server.notes[0] == "1 of 61 readings are left out: some metrics were missing"
+
+
+def test_requests_are_counted_by_their_ends_where_no_histogram_does():
+    shots = made_snapshots()
+    whole = observed(shots)
+    ended = [
+        dataclasses.replace(
+            without(shot, "e2e"),
+            figures={**shot.figures, "ended": shot.histograms["e2e"].count},
+        )
+        for shot in shots
+    ]
+    server = observed(ended)
+    assert server.arrival_rps == pytest.approx(whole.arrival_rps)
+    assert any("e2e_request_latency_seconds" in note for note in server.notes)
+    with pytest.raises(SloBenchError, match="neither e2e_request_latency_seconds nor request_succ"):
+        observed([without(shot, "e2e") for shot in shots])

@@ -1,10 +1,15 @@
 """A level of a search is the same cell as in a run."""
 
+import numpy as np
 import pytest
 
 from slo_bench.harness.experiments.execution.cells import run_cell, workload_of
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.results.cell_files import Choice
+from slo_bench.reports.pages.capacity_page import failed_lines
+from slo_bench.tuner.capacity import capacity_cells, capacity_checkpoint
 from slo_bench.tuner.capacity.capacity_cells import Simulator
+from slo_bench.tuner.capacity.search_options import Capacity
 
 ONE = {"systems": ["banaserve"], "workload": "sharegpt"}
 SEVERAL = {
@@ -27,3 +32,35 @@ def test_level_row_equals_the_row_of_its_cell_in_a_run(settings, tmp_path):
     assert files
     for file in files:
         assert (tmp_path / "search" / file).read_bytes() == (tmp_path / "run" / file).read_bytes()
+
+
+def test_failed_requests_are_counted_without_those_of_overload():
+    faults = ["", "malformed", "status", "time-limit"]
+    columns = {
+        "status": np.array([200, 200, 429, 400, 500, 200]),
+        "fault": Choice(np.array([0, 1, 2, 2, 2, 3]), [*faults, "aborted", "stalled"]),
+        "detail": Choice(np.array([0, 1, 0, 2, 2, 0]), ["", "no JSON", "too long"]),
+    }
+    assert capacity_cells._failed(columns) == {
+        "refused": 1,
+        "refused_because": "too long",
+        "failed": 3,
+        "failed_because": "too long",
+    }
+    assert capacity_cells._failed({}) == {}
+
+
+def test_capacity_says_first_that_faults_decide_its_interval():
+    row = {
+        **{"search": "server", "backend": "openai", "target": 0.9, "capacity_rps": 22.7},
+        **{"low_rps": 17.6, "high_rps": 24.5, "requests_spent": 1200, "wall_s": 60.0},
+        **{"stopped": "done", "levels": [], "failed": 108, "failed_because": "usage"},
+    }
+    assert failed_lines([row]) == ["server: 108 of 1,200 requests failed (usage)."]
+    (line,) = failed_lines([{**row, "faults_decide": True}])
+    assert "these faults, not latency, decide the interval of ≥ 0.9" in line
+    assert failed_lines([{**row, "failed": 0}]) == []
+    levels = [{"rate_rps": 20.0, "requests": 1000, "failed": failed} for failed in (90, 10)]
+    capacity = Capacity(0.9, 22.7, 17.6, 24.5, precise=False)
+    assert capacity_checkpoint._faults_decide(capacity, levels[:1])
+    assert not capacity_checkpoint._faults_decide(capacity, levels[1:])
