@@ -135,15 +135,15 @@ def _labels(only: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def _headers(variable: str | None) -> bytes:
+def _headers(variable: str | None) -> dict[str, str]:
     import os
 
     if variable is None:
-        return b""
+        return {}
     key = os.environ.get(variable)
     if not key:
         raise SloBenchError(f"the environment variable {variable} of --api-key-env is not set")
-    return f"authorization: Bearer {key}\r\n".encode("latin-1", "replace")
+    return {"authorization": f"Bearer {key}"}
 
 
 def _watched(

@@ -118,6 +118,7 @@ def serve(
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
     from ...harness.servers.launch.model_lifecycle import shared_policy
+    from ...harness.servers.launch.model_names import check_model
     from ...harness.servers.launch.serve_settings import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
@@ -176,6 +177,8 @@ def serve(
             raise SloBenchError(f"{name} goes with --backend torch only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
+    for model_name in models:
+        check_model(model_name)
     server_launch = Serve(
         backend=backend,
         model=models[0],

@@ -63,6 +63,9 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
                 nonlocal last
                 last = progress
                 show(progress)
+                if progress.note:
+                    passed_s = time.monotonic() - begin_s
+                    typer.echo(f"{passed_s:.0f} s: {progress.note}", err=True)
 
             begin_s = time.monotonic()
             result = experiment.run(

@@ -35,7 +35,8 @@ from ..servers.launch.backend_names import SIMULATED, TORCH
 from .config.schema import ExperimentSchema
 from .execution.cell_specs import CellSpec
 from .execution.experiment_plan import ExperimentPlan, plan
-from .execution.workers import CellDone, Event, Executor, LocalExecutor
+from .execution.offered_load import duration, offered_s
+from .execution.workers import CellDone, Event, Executor, LocalExecutor, Said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,13 +54,15 @@ _WORTH_A_PROCESS = 4000  # requests, simulated in about the second that a proces
 class Progress:
     """Progress of a run. `running` is the number of requests processed in unfinished cells.
 
-    `loads`: on real servers, what the requests of unfinished cells show so far.
+    `loads`: on real servers, what the requests of unfinished cells show so far. `note`: what goes
+    on since now, to be shown as a line of its own.
     """
 
     finished: int
     cells: int
     running: Mapping[str, int]
     loads: Mapping[str, LoadProgress] = field(default_factory=dict)
+    note: str = ""
 
 
 class Experiment(ExperimentSchema):
@@ -162,7 +165,10 @@ def _run_missing(
     loads: dict[str, LoadProgress] = {}
 
     def tell(event: Event) -> None:
-        if isinstance(event, CellDone):
+        note = ""
+        if isinstance(event, Said):
+            note = event.text
+        elif isinstance(event, CellDone):
             running.pop(event.cell, None)
             loads.pop(event.cell, None)
             held.add(event.cell, event.row)
@@ -171,7 +177,7 @@ def _run_missing(
             if event.load is not None:
                 loads[event.cell] = event.load
         if progress is not None:
-            progress(Progress(len(held.finished), len(held.cells), running, loads))
+            progress(Progress(len(held.finished), len(held.cells), running, loads, note))
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
@@ -180,15 +186,30 @@ def _run_missing(
         return
     from .backends.measuring import measure_cells
 
+    tell(Said(_how_long(todo, planned.resolved.server.repetitions)))
     with nullcontext() if executor is None else executor.senders() as senders:
         measure_cells(
-            backend_of(salted(planned.resolved, held.environment), senders),
+            backend_of(
+                salted(planned.resolved, held.environment),
+                senders,
+                lambda text: tell(Said(text)),
+            ),
             todo,
             held.path,
             records=records,
             repetitions=planned.resolved.server.repetitions,
             tell=tell,
         )
+
+
+def _how_long(specs: Sequence[CellSpec], repetitions: int) -> str:
+    """How many cells real servers measure, and how long their requests arrive."""
+    cells = f"{len(specs):,} cell{'' if len(specs) == 1 else 's'}"
+    cells += f", each measured {repetitions} times" * (repetitions > 1)
+    arrivals_s = offered_s(specs)
+    if arrivals_s is None:
+        return cells
+    return f"{cells}; requests arrive during {duration(arrivals_s * repetitions)} in all"
 
 
 def salted(experiment: ExperimentSchema, environment: Mapping[str, object]) -> ExperimentSchema:
@@ -207,10 +228,15 @@ def salted(experiment: ExperimentSchema, environment: Mapping[str, object]) -> E
     return experiment.model_copy(update={"client": client})
 
 
-def backend_of(experiment: ExperimentSchema, senders: Senders | None = None) -> Backend:
+def backend_of(
+    experiment: ExperimentSchema,
+    senders: Senders | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones.
 
     `senders` are the machines that send the load to servers that already run; None: this machine.
+    `say` is called with what goes on: a server starts, it is probed.
 
     Raises:
         SloBenchError: settings contradict each other.
@@ -224,14 +250,14 @@ def backend_of(experiment: ExperimentSchema, senders: Senders | None = None) -> 
     if experiment.backend == "openai":
         from .backends.attached import HttpBackend
 
-        return HttpBackend(experiment.client, senders=senders)
+        return HttpBackend(experiment.client, senders=senders, say=say)
     if experiment.backend == TORCH:
         from .backends.torch_engine import TorchBackend
 
         return TorchBackend(server=experiment.server)
     from .backends.launched import LaunchedBackend
 
-    return LaunchedBackend(experiment.backend, experiment.client, experiment.server)
+    return LaunchedBackend(experiment.backend, experiment.client, experiment.server, say)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class LoadProgress:
     that have failed, from the first one sent on without a gap; `refused_first` are those of them
     with a status that means no at any time, `busy_first` those with one of a server that is busy.
     They went on for `failing_s`. `first_fault` is the fault of the very first one if that was
-    refused.
+    refused. `refused_connections` in a row, for `lost_s` since the first; `answering` requests are
+    on open connections.
     """
 
     ended: int = 0
@@ -49,11 +50,15 @@ class LoadProgress:
     busy_first: int = 0
     failing_s: float = 0.0
     first_fault: str = ""
+    refused_connections: int = 0
+    lost_s: float = 0.0
+    answering: int = 0
 
     def __add__(self, other: LoadProgress) -> LoadProgress:
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
         whole = {
             "send_delay_s": max(self.send_delay_s, other.send_delay_s),
+            "lost_s": max(self.lost_s, other.lost_s),
             "failing_s": max(self.failing_s, other.failing_s),
             "first_fault": self.first_fault or other.first_fault,
         }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 _CORES_PER_CLIENT_CORE = 8
 Found = TypeVar("Found")
+_RESERVED_FILES = 48  # imports, results, pipes
 _CLIENT_NICE = -10  # priority of the load generator's thread
 
 
@@ -82,13 +85,23 @@ def run_event_loop(main: Coroutine[Any, Any, Found]) -> Found:
     return outcome
 
 
-def allow_many_sockets() -> None:
-    """Raise the limit of open files to the hard limit."""
+def sockets_left() -> float:
+    """Raise the limit of open files to the hard limit, and return how many sockets it leaves beside
+    the files that are open and those that the program may still need.
+    """
     if sys.platform == "win32":  # counts them otherwise
-        return
+        return math.inf
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return math.inf
+    try:
+        n_open = len(list(Path("/dev/fd").iterdir()))
+    except OSError:
+        n_open = _RESERVED_FILES
+    return max(1, soft - n_open - _RESERVED_FILES)

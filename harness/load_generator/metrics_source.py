@@ -24,7 +24,7 @@ class MetricsSource:
         url: address of the server, or of a Prometheus server.
         only: labels that samples must have.
         by_server: names of the servers' metrics.
-        headers: lines that end with CRLF, sent as well.
+        headers: sent as well; names in lower case.
         limit_s: time for an answer.
 
     Raises:
@@ -36,7 +36,7 @@ class MetricsSource:
         url: str,
         only: Mapping[str, str],
         by_server: MetricsByServer,
-        headers: bytes = b"",
+        headers: Mapping[str, str] | None = None,
         limit_s: float = 10.0,
     ) -> None:
         self._limit_s = limit_s
@@ -113,7 +113,11 @@ class MetricsSource:
         where = f"{self._endpoint.url}{path.partition('?')[0]}"
         try:
             status, body = get(
-                self._endpoint, path, self._headers, limit_s=self._limit_s, most_bytes=_MOST_BYTES
+                self._endpoint,
+                self._endpoint.page(path),
+                self._headers,
+                limit_s=self._limit_s,
+                most_bytes=_MOST_BYTES,
             )
         except NoAnswerError as error:
             raise SloBenchError(f"{where} does not answer: {error}") from None

@@ -19,7 +19,7 @@ from .http.endpoint import Endpoint
 from .http.faults import RequestFault
 from .http.http_options import HttpOptions
 from .http.request_columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
-from .http.unserved import first_fault, is_hopeless, unserved_because
+from .http.unserved import first_fault, is_hopeless, is_lost, unserved_because
 from .http.wire_requests import Bodies
 from .load_progress import LoadProgress, Progress
 from .send_job import (
@@ -105,7 +105,7 @@ def measure(
             f"{router} needs load metrics of the servers, which a client does not read: "
             f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
         )
-    options.header_lines()
+    options.header_fields()
     whence = senders or ThisMachine()
     processes = options.processes or (1 if options.length_predictor else whence.count(workload))
     if workload.concurrency is not None:
@@ -118,14 +118,15 @@ def measure(
             "--processes out"
         )
 
-    ended_early = False
+    ended_because = ""
 
     def watch(load: LoadProgress, clock_s: float) -> bool:
-        nonlocal ended_early
+        nonlocal ended_because
         if progress is not None:
             progress(load, clock_s)
-        ended_early = ended_early or gone() or is_hopeless(load, options.failed_before)
-        return ended_early
+        if not ended_because:
+            ended_because = _end_of(load, clock_s, gone, options.failed_before)
+        return bool(ended_because)
 
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
         bodies = Bodies.write(workload, options, Path(folder) / BODIES)
@@ -137,11 +138,22 @@ def measure(
                 sent = whence.send(job, watch)
         finally:
             bodies.close()
-    return _joined(workload, sent, options, ended_early)
+    return _joined(workload, sent, options, ended_because)
+
+
+def _end_of(
+    load: LoadProgress, clock_s: float, gone: Callable[[], bool], failed_before: str
+) -> str:
+    """Why a level ends before its time; empty if it goes on."""
+    if gone():
+        return f"a server ended {clock_s:.0f} s after the level began"
+    if is_lost(load):
+        return f"no server could be reached from {max(0.0, clock_s - load.lost_s):.0f} s on"
+    return "it was ended before its time" if is_hopeless(load, failed_before) else ""
 
 
 def _joined(
-    workload: Workload, sent: Sequence[SendResult], options: HttpOptions, ended_early: bool
+    workload: Workload, sent: Sequence[SendResult], options: HttpOptions, ended_because: str
 ) -> HttpResult:
     parts = [sender.part for sender in sent if sender.part is not None]
     if not parts:
@@ -158,7 +170,7 @@ def _joined(
     client = client_figures(columns, parts, len(sent))
     details = {row: text for part in parts for row, text in part.details.items()}
     died = any(client.died for client in clients)
-    unserved = None if died else unserved_because(columns, details, ended_early=ended_early)
+    unserved = None if died else unserved_because(columns, details, ended_early=bool(ended_because))
     drift = tuple(row for part in parts for row in part.length_drift)
     timeline = replace(_timeline(columns), timeseries=drift)
     return HttpResult(
@@ -167,7 +179,7 @@ def _joined(
         client=client,
         clients=clients,
         invalid_because=unserved
-        or ("it was ended before its time" if ended_early else None)
+        or _partly(ended_because, columns)
         or untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
         or invalid_because(
             client,
@@ -181,6 +193,14 @@ def _joined(
         token_s=_in_row_order(parts),
         start_s=parts[0].start_s,
     )
+
+
+def _partly(ended_because: str, columns: RequestColumns) -> str | None:
+    """Why a level ended before its time, with what was measured of it."""
+    if not ended_because:
+        return None
+    finished = int((columns.outcome == Outcome.FINISHED).sum())
+    return f"{ended_because}: {finished:,} of {len(columns.outcome):,} requests were served before"
 
 
 def _in_row_order(parts: Sequence[SenderResult]) -> Floats:

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ....predictors.specs import gpu
 from ....workloads.csv_text import csv_bytes
 from ....workloads.errors import SloBenchError
-from ....workloads.parsing import parse_json
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
+from ...load_generator.http.http_options import Api
 from ...load_generator.http.request_columns import FAULTS
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.http.unserved import most_common_detail
+from ...load_generator.listed_models import folders_of, listed_models
 from ...load_generator.load_progress import Progress
+from ...load_generator.probe import reach
 from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
@@ -37,15 +40,13 @@ from ...servers.server_kinds import metrics_by_server
 from ..config.tables import VLLM_JSON, ClientSchema
 from ..execution.cell_specs import CellSpec
 from .gpu_watch import GpuWatch, watching
-from .measuring import CellMeasurement, Deployment
+from .measuring import CellMeasurement, Deployment, Say, silent
 from .vllm_json import write_vllm_json
 
 SERVED = "served"  # as a model's name: the first one that the server lists
 UNKNOWN_GPU = "unknown"
-_ANSWER_S = 10.0
 _METRICS_S = 2.0
 _MOST_ANSWER_BYTES = 16 << 20
-_MOST_NAME = 4096
 _UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
 
 
@@ -56,6 +57,7 @@ class HttpBackend:
     client: ClientSchema
     name: str = "openai"
     senders: Senders | None = None
+    say: Say = silent
 
     def check(self, spec: CellSpec) -> None:
         """Check that addresses are given and that no system parameters are set."""
@@ -79,19 +81,41 @@ class HttpBackend:
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
-        """Ask each server for its model; nothing is started."""
-        endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
-        headers = self.client.options(model="", cell="").header_lines()
-        models = [first_model(endpoint, headers) for endpoint in endpoints]
+        """Ask each server for its models, and probe it; nothing is started."""
+        client, endpoints = self.client, self.client.endpoints()
+        paths = {endpoint.api_path for endpoint in endpoints} - {"", Api(client.api).path}
+        for api in Api:
+            if paths == {api.path} and client.api != api:
+                client = client.model_copy(update={"api": api.value})
+                self.say(f"the address is that of the API {api}, which is used")
+        headers = client.options(model="", cell="").header_fields()
         requested_model = spec.placement.model
-        model = models[0] if requested_model == SERVED else requested_model
+        self.say(f"asking {', '.join(endpoint.url for endpoint in endpoints)} for models")
+        lists = [
+            listed_models(endpoint, headers, needed=requested_model == SERVED)
+            for endpoint in endpoints
+        ]
+        names = [str(entry.get("id", "")) for entry in lists[0]]
+        model = next(iter(names), "") if requested_model == SERVED else requested_model
+        served = next((entry for entry in lists[0] if entry.get("id") == model), {})
+        for folder_name in (model, *folders_of(endpoints[0], served, headers)):
+            client = with_tokenizer_of(folder_name, client)
+        self.say("sending a first request")
+        options = client.options(model=model, cell=spec.cell)
+        reached = reach(endpoints, options, names)
+        for note in reached.notes:
+            self.say(note)
+        most_tokens = served.get("max_model_len")
         yield Attached(
-            endpoints,
-            with_tokenizer_of(model, self.client),
+            reached.endpoints,
+            client,
             model=model,
             gpu=spec.placement.gpu,
             hardware=_hardware(spec),
             senders=self.senders,
+            reached=reached.changes,
+            max_model_tokens=most_tokens if isinstance(most_tokens, int) else None,
+            failures=[reached.failed_as] if reached.failed_as else [],
         )
 
 
@@ -109,14 +133,17 @@ def with_tokenizer_of(model: str, client: ClientSchema) -> ClientSchema:
 @dataclass(frozen=True)
 class Attached(Deployment):
     """Running servers. `values_field`: the request field for a policy's inputs; `senders`: the
-    machines that send requests, None: this machine; `failures`: how the first request of each cell
-    so far failed, empty where one of the cell was served.
+    machines that send requests, None: this machine; `reached`: options that the servers need, found
+    by probes; `max_model_tokens`: of prompt and answer, as the server says; `failures`: how the
+    first request of each cell so far failed, empty where one of the cell was served.
     """
 
     endpoints: Sequence[Endpoint]
     client: ClientSchema
     values_field: str | None = None
     senders: Senders | None = None
+    reached: Mapping[str, Any] = field(default_factory=dict)
+    max_model_tokens: int | None = None
     failures: list[str] = field(default_factory=list)
 
     def measure_cell(
@@ -126,7 +153,9 @@ class Attached(Deployment):
         options = dataclasses.replace(
             self.client.options(model=self.model, cell=spec.cell, values_field=self.values_field),
             failed_before="".join(self.failures[-1:]),
+            **self.reached,
         )
+        self._check_lengths(workload)
         if spec.length_predictor != "oracle":
             options = dataclasses.replace(
                 options,
@@ -135,7 +164,7 @@ class Attached(Deployment):
                 lengths_folder=folder / "lengths" / spec.cell,
             )
         before = CacheCounters.read(self._metrics(), metrics_by_server())
-        with watching(self._gpus()) as watch:
+        with watching(self._gpus()) as watch, self._watched() as gone:
             http_result = measure(
                 workload,
                 self.endpoints,
@@ -143,7 +172,7 @@ class Attached(Deployment):
                 router=spec.router or "round-robin",
                 progress=progress,
                 senders=self.senders,
-                gone=self._gone,
+                gone=gone,
             )
         self.failures.append(http_result.failed_as)
         counters = CacheCounters.read(self._metrics(), metrics_by_server()).since(before)
@@ -173,17 +202,37 @@ class Attached(Deployment):
             },
         )
 
-    def _gone(self) -> bool:
-        """Whether a server has ended; of servers that ran before, nothing is known."""
-        return False
+    def _check_lengths(self, workload: Workload) -> None:
+        """Raise SloBenchError if no request fits in the context of the served model."""
+        most_tokens = self.max_model_tokens
+        if most_tokens is None or not len(workload):
+            return
+        least_tokens = int((workload.prompt_tokens + workload.output_tokens).min())
+        if least_tokens > most_tokens:
+            raise SloBenchError(
+                f"the server takes requests of {most_tokens:,} tokens (max_model_len), and the "
+                f"shortest of the workload has {least_tokens:,}: --prompt-tokens and "
+                "--output-tokens make them shorter"
+            )
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[Callable[[], bool]]:
+        """Whether a server has ended, as a function; of servers that ran before, nothing is known
+        but what their connections show.
+        """
+        yield lambda: False
 
     def _metrics(self) -> list[str]:
         """The metrics of the servers that have some."""
-        headers, pages = self.client.options(model="", cell="").header_lines(), []
+        headers, pages = self.client.options(model="", cell="").header_fields(), []
         for endpoint in self.endpoints:
             with contextlib.suppress(NoAnswerError):
                 status, page = get(
-                    endpoint, "/metrics", headers, limit_s=_METRICS_S, most_bytes=_MOST_ANSWER_BYTES
+                    endpoint,
+                    endpoint.page("/metrics"),
+                    headers,
+                    limit_s=_METRICS_S,
+                    most_bytes=_MOST_ANSWER_BYTES,
                 )
                 if status == 200:
                     pages.append(page.decode("utf-8", "replace"))
@@ -339,47 +388,3 @@ def _write_token_times(path: Path, http_result: HttpResult) -> None:
         "token_s": http_result.token_s,
     }
     write_whole(path, gzip_csv(columns))
-
-
-def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
-    """The first model that the server lists; empty if it lists none.
-
-    Raises:
-        SloBenchError: the server does not answer, refuses access, or its list is none.
-    """
-    try:
-        status, body = get(
-            endpoint, "/v1/models", headers, limit_s=_ANSWER_S, most_bytes=_MOST_ANSWER_BYTES
-        )
-        if status in (401, 403):
-            raise SloBenchError(
-                f"{endpoint.url} answers with status {status}: it needs an API key; "
-                "--api-key-env names the environment variable that holds it"
-            )
-        return "" if status >= 400 else _listed_first(status, body)
-    except (NoAnswerError, ValueError) as error:
-        raise SloBenchError(
-            f"no OpenAI-compatible server answers at {endpoint.url}: GET /v1/models: {error}"
-        ) from None
-
-
-def _listed_first(status: int, body: bytes) -> str:
-    """The id of the first model in a list of models.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    if status != 200:
-        raise ValueError(f"status {status}; redirects are not followed, give the address itself")
-    reply = parse_json(body)
-    if not isinstance(reply, dict):
-        raise ValueError("the answer is no JSON object")
-    models = reply.get("data") or []
-    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
-        raise ValueError("data is no list of models")
-    if not models:
-        return ""
-    name = models[0].get("id", "")
-    if not isinstance(name, str) or len(name) > _MOST_NAME:
-        raise ValueError(f"the id of a model is no text of at most {_MOST_NAME} characters")
-    return name

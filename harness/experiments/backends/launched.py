@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,6 +41,8 @@ from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.compatibility import check, check_embedder
 from ...servers.launch.environments import environment, home
+from ...servers.launch.health_watch import health_watched
+from ...servers.launch.model_names import check_model
 from ...servers.launch.serve_settings import Serve
 from ...servers.launch.server_kind import ServerKind
 from ...servers.launch.server_process import ServerError, ServerProcess
@@ -52,7 +54,7 @@ from ..execution.cell_specs import CellSpec
 from ..execution.cells import workload_of
 from .attached import Attached, with_tokenizer_of
 from .launched_models import model_servers, started_models
-from .measuring import CellMeasurement, profiling_level
+from .measuring import CellMeasurement, Say, profiling_level, silent
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -70,9 +72,11 @@ class LaunchedBackend:
     name: str
     client: ClientSchema = field(default_factory=ClientSchema)
     server: ServerSchema = field(default_factory=ServerSchema)
+    say: Say = silent
 
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
+        check_model(spec.placement.model)
         serve = self._serve(spec)
         if spec.workload.models is not None:
             self._check_models(spec, serve)
@@ -155,7 +159,7 @@ class LaunchedBackend:
                 if isinstance(serve.resolved_system().policy, Collocated) and serve.patched:
                     serve = replace(serve, embedder=embedder.beside)
             with _kept_logs(log.parent):
-                servers = serve.start(stack, log, instances=spec.instances)
+                servers = serve.start(stack, log, instances=spec.instances, say=self.say)
             urls, gateway = [server.url for server in servers], None
             if self._through_gateway(spec):
                 plan = serve.behind(servers, spec.router)
@@ -275,8 +279,11 @@ class Launched(Attached):
         figures = {**measured.figures, **grown, "invalid_because": reasons or None}
         return replace(measured, invalid_because=reasons or None, figures=figures)
 
-    def _gone(self) -> bool:
-        return not all(server.running for server in self.servers)
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[Callable[[], bool]]:
+        urls = [server.health_url for server in self.servers if server.health_url]
+        with health_watched(urls) as is_ill:
+            yield lambda: is_ill() or not all(server.running for server in self.servers)
 
     def _metrics(self) -> list[str]:
         with contextlib.suppress(ServerError):

@@ -29,7 +29,13 @@ from ..execution.cell_specs import CellSpec
 from ..execution.cells import kept_cell, workload_of
 from ..execution.workers import CellDone, CellProgress, Event, now_and_then
 
+Say = Callable[[str], None]  # takes what is going on: the name of a phase, a note
+
 PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class ExperimentSchema(BaseModel):
     Where a setting is None: `tp` is the smallest that fits, `instances` 1 (or what the largest of
     its systems is made of), `gpus` = instances × tp
     × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
-    own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
-    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model,
+    own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (on real
+    servers, and of a trace at its own arrivals: 1), `host_s` that of the step-time model,
     `num_gpu_blocks` and `num_cpu_blocks` what fits into the memory for them. With
     `backend = "openai"` there is one system, a name for what is attached (`server`); `model` is
     what the server serves (`served`), and `gpu` is `unknown`. With `backend = "torch"` a tiny Llama
@@ -474,7 +474,7 @@ class ExperimentSchema(BaseModel):
     )
     seeds: Count | None = setting(
         ARRIVES,
-        f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}.",
+        f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}; on real servers 1.",
         condition=False,
     )
     seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "First seed.", 0, condition=False)

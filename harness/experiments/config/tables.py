@@ -5,7 +5,7 @@ servers that are started; `[tuning]`, how a suite chose its systems' parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -16,6 +16,7 @@ from ...servers.server_kinds import LAUNCHED
 from .setting import CLIENT, REAL, SERVERS, Count, Positive, Several, number_list, setting
 
 if TYPE_CHECKING:
+    from ...load_generator.http.endpoint import Endpoint
     from ...load_generator.http.http_options import HttpOptions
 
 VLLM_JSON: Final = "vllm"  # the format of `vllm bench serve`, which is no name of a server here
@@ -81,20 +82,35 @@ class ClientSchema(BaseModel):
 
     base_urls: Several[str] = setting(
         CLIENT,
-        "URL of a running OpenAI-compatible server. Repeated: several servers, behind the router.",
+        "Address of a running server, with any path and query, or unix:SOCKET:/PATH. Without a "
+        "version in its path, /v1 is added. Repeated: several servers, behind the router.",
         (),
         option="--base-url",
         metavar="URL",
         repeated=True,
         backends=("openai",),
     )
-    api: Literal["completions", "chat", "embeddings"] = setting(
-        CLIENT, "API that generation requests use.", "completions", condition=True
+    api: Literal["completions", "chat", "responses", "messages", "embeddings"] = setting(
+        CLIENT,
+        "API that generation requests use: OpenAI's, or Anthropic's messages. A server without "
+        "completions is asked for chat.",
+        "completions",
+        condition=True,
+    )
+    ca_file: str | None = setting(
+        CLIENT,
+        "File (PEM) with the certificates of the authorities that sign the server's.",
+        metavar="FILE",
+        file="yes",
+        backends=("openai",),
+    )
+    insecure: bool = setting(
+        CLIENT, "Accept any certificate of the server.", False, backends=("openai",)
     )
     headers: dict[str, str] = setting(
         CLIENT,
-        "HTTP header sent with every request; $NAME in the value is replaced by that "
-        "environment variable. May be repeated.",
+        "HTTP header sent with every request, in place of ours; $NAME in the value is replaced by "
+        "that environment variable. May be repeated.",
         {},
         option="--header",
     )
@@ -106,8 +122,17 @@ class ClientSchema(BaseModel):
     )
     body: dict[str, Any] = setting(
         CLIENT,
-        "Field of every request body; replaces the default value. May be repeated.",
+        "Field of every request body; replaces the default value. Without a value (max_tokens=) "
+        "the field is left out. May be repeated.",
         {},
+        condition=True,
+    )
+    rename_fields: dict[str, str] = setting(
+        CLIENT,
+        "Send a field of the body under another name: max_tokens=max_completion_tokens. May be "
+        "repeated.",
+        {},
+        option="--rename-field",
         condition=True,
     )
     exact_output: bool = setting(
@@ -199,10 +224,20 @@ class ClientSchema(BaseModel):
     @field_validator("body")
     @classmethod
     def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
-        """Reject null values, which a TOML file cannot hold."""
+        """Leave fields that are null out. Reject other null values, which TOML cannot hold."""
+        body = {name: "" if value is None else value for name, value in body.items()}
         if _has_none(body):
-            raise ValueError("cannot hold null; leave the field out")
+            raise ValueError("cannot hold null within a field; leave it out there")
         return body
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the servers of `base_urls`, with the certificates that are trusted."""
+        from ...load_generator.http.endpoint import Endpoint
+
+        return [
+            replace(Endpoint.parse(url), ca_file=self.ca_file or "", insecure=self.insecure)
+            for url in self.base_urls
+        ]
 
     def options(self, *, model: str, cell: str, values_field: str | None = None) -> HttpOptions:
         """Return the options of the load generator for one cell, whose prompts are its own."""

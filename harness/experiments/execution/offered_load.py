@@ -20,10 +20,11 @@ from ....workloads.request import RequestType
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload, take
 from ...core.phase_capacity import PhaseCapacity, phase_capacity
-from ...servers.launch.backend_names import SIMULATED
+from ...servers.launch.backend_names import SIMULATED, TORCH
 from ..config.schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
 from .cell_specs import (
     EXACT_REQUESTS,
+    CellSpec,
     OperatingPoint,
     Placed,
     PlacementSpec,
@@ -69,7 +70,7 @@ def load_of(
     return Load(
         levels=levels,
         requests=None if recorded else DEFAULT_REQUESTS,
-        seeds=experiment.seeds or (1 if by_speed and not _draws(experiment) else DEFAULT_SEEDS),
+        seeds=seeds_of(experiment, by_speed=by_speed),
     )
 
 
@@ -116,6 +117,14 @@ def _levels(
         )
     capacity_rps = estimated_capacity_rps(workloads[0], place, experiment.seed) * instances
     return tuple(OperatingPoint(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
+
+
+def seeds_of(experiment: ExperimentSchema, *, by_speed: bool = False) -> int:
+    """The number of seeds: one by default where a server's time is spent on them, or where arrivals
+    are replayed and nothing is drawn.
+    """
+    once = experiment.backend not in (SIMULATED, TORCH) or (by_speed and not _draws(experiment))
+    return experiment.seeds or (1 if once else DEFAULT_SEEDS)
 
 
 def _draws(experiment: ExperimentSchema) -> bool:
@@ -277,7 +286,7 @@ def _variant_estimate(experiment: ExperimentSchema) -> Estimate:
     systems = sum(_configurations(experiment, name) for name in experiment.systems)
     levels = experiment.rates or experiment.replay_speeds or experiment.load_factors
     axes = math.prod(len(getattr(experiment, name)) for name in experiment.axes())
-    seeds = experiment.seeds or DEFAULT_SEEDS
+    seeds = seeds_of(experiment)
     requests = [float(n) for n in experiment.requests if n is not None]
     requests += [
         s * max(experiment.rates or (1.0,)) for s in experiment.duration_s if s is not None
@@ -296,6 +305,21 @@ def _configurations(experiment: ExperimentSchema, system: str) -> int:
     if experiment.combinations == "all":
         return math.prod(several)
     return 1 + sum(several) - len(several)
+
+
+def offered_s(specs: Sequence[CellSpec]) -> float | None:
+    """Seconds in which the requests of cells arrive, one cell after another; None if that is not
+    known from their settings (traces, closed loops).
+    """
+    total_s = 0.0
+    for spec in specs:
+        if spec.duration_s is not None:
+            total_s += spec.duration_s
+        elif spec.rate_rps and spec.requests:
+            total_s += spec.requests / spec.rate_rps
+        else:
+            return None
+    return total_s
 
 
 def duration(seconds: float) -> str:

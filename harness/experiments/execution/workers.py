@@ -66,7 +66,14 @@ class CellDone:
     row: Row
 
 
-Event = CellProgress | CellDone
+@dataclass(frozen=True)
+class Said:
+    """What goes on beside the cells: the name of a phase, a note."""
+
+    text: str
+
+
+Event = CellProgress | CellDone | Said
 
 
 class Executor(Protocol):

@@ -12,11 +12,13 @@ from itertools import accumulate, islice, pairwise, repeat
 from operator import and_
 from typing import Any, cast
 
-from ....workloads.parsing import parse_event, parse_json
+from ....workloads.parsing import parse_event
 from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
+from .api_events import as_chat
 from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of
+from .odd_answers import after_status, code_of, decoded, is_page, message_of, not_streamed_kind
 from .token_counts import TokenEvents, shown
 
 _decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -58,6 +60,7 @@ class CompletionResult:
     content: str = ""  # the answer alone; empty if it was not kept
     token_ids: list[int] = field(default_factory=list)  # likewise, where the server returns them
     finish: str = ""  # `finish_reason` of the server
+    refused_as: int = 0  # the status that an error within a stream names
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Raw:
     embeds: bool
     most_tokens: int | None = None  # `max_tokens` of the request; None: unknown
     chunked: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the answer, if it is no stream
 
 
 def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
@@ -84,25 +88,46 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
         if reader.read_chunks():
             return _judged(reader.answer, raw)
         raw = _without_chunks(raw)
+    raw = _without_compression(raw)
     reader = _Reader(raw, keep_text)
     answer = reader.answer
     if raw.fault is RequestFault.NONE and raw.status != 200:
         answer.fault, answer.detail = _error(RequestFault.STATUS, raw.body)
         if answer.fault is RequestFault.STATUS:
-            answer.detail = f"{raw.status}: {answer.detail}"
+            message = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS] or "no message"
+            answer.detail = f"{raw.status}{after_status(raw.headers)}: {message}"
+    elif raw.status == 200 and raw.fault is RequestFault.NONE and is_page(raw.headers, raw.body):
+        answer.fault = RequestFault.MALFORMED
+        answer.detail = f"a page (text/html) came in place of an answer: {message_of(raw.body)}"
     elif raw.status == 200:
         stripped = raw.body.lstrip()
         if stripped.startswith(b"{"):
             reader.read_whole(stripped)
         else:
             reader.read_stream()
+        if answer.fault in (RequestFault.CUT, RequestFault.EMPTY) and (
+            kind := not_streamed_kind(raw.headers)
+        ):
+            answer.fault = RequestFault.MALFORMED
+            answer.detail = f"{kind} came in place of an answer: {message_of(raw.body)}"
     return _judged(answer, raw)
+
+
+def _without_compression(raw: Raw) -> Raw:
+    """Decompress a body, which nobody asked to be compressed."""
+    if "content-encoding" not in raw.headers:
+        return raw
+    plain = decoded(raw.headers, raw.stamps, raw.lengths, raw.body)
+    if plain.problem and raw.fault is RequestFault.NONE:
+        return replace(raw, fault=RequestFault.MALFORMED, detail=plain.problem, body=b"")
+    return replace(raw, stamps=plain.stamps, lengths=plain.lengths, body=plain.body)
 
 
 def _judged(answer: CompletionResult, raw: Raw) -> CompletionResult:
     answer.detail = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS]
     refused = answer.detail.startswith(REJECTED)
-    answer.outcome = outcome_of(answer.fault, raw.status, refused=refused)
+    status = answer.refused_as or raw.status
+    answer.outcome = outcome_of(answer.fault, status, refused=refused)
     return answer
 
 
@@ -129,19 +154,8 @@ def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
     """Return the fault and outcome of an error message; a request that a policy dropped also
     ends with one.
     """
-    message = _message(body)
+    message = message_of(body)
     return (RequestFault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
-
-
-def _message(body: bytes) -> str:
-    """Return the message in an error body of any known form."""
-    try:
-        reply: Any = parse_json(body)
-    except ValueError:
-        return body.decode(errors="replace")
-    while isinstance(reply, dict):
-        reply = reply.get("error") or reply.get("message") or reply.get("detail") or str(reply)
-    return str(reply)
 
 
 class _Reader:
@@ -174,11 +188,7 @@ class _Reader:
             self._fault(RequestFault.MALFORMED, f"no JSON: {error}")
             return
         if _is_error(reply):
-            self._fault(*_error(RequestFault.ERROR_EVENT, body))
-            return
-        choices = _choices(reply)
-        if choices is None:
-            self._fault(RequestFault.MALFORMED, "choices are no list of objects")
+            self._error_event(body)
             return
         last_s = raw.stamps[-1]
         if raw.embeds:
@@ -188,9 +198,17 @@ class _Reader:
             else:
                 answer.token_s.append(last_s)
             return
-        for choice in choices:
-            self._choice(choice, last_s)
-        self._usage(reply)
+        for chunk in as_chat(reply):
+            if _is_error(chunk):
+                self._error_event(json.dumps(chunk).encode())
+                return
+            choices = _choices(chunk)
+            if choices is None:
+                self._fault(RequestFault.MALFORMED, "choices are no list of objects")
+                return
+            for choice in choices:
+                self._choice(choice, last_s)
+            self._usage(chunk)
         self._done = True
         self._settle()
 
@@ -314,9 +332,7 @@ class _Reader:
                 return
         if failed is not None:
             error_data = _DATA.search(body, until)
-            self._fault(
-                *_error(RequestFault.ERROR_EVENT, error_data[1] if error_data else b"event: error")
-            )
+            self._error_event(error_data[1] if error_data else b"event: error")
             return
         self._settle()
 
@@ -347,8 +363,12 @@ class _Reader:
         except ValueError as error:
             self._fault(RequestFault.MALFORMED, f"an event is no JSON: {error}")
             return False
+        return all(self._chunk(chunk, event, data_at, time_s) for chunk in as_chat(payload))
+
+    def _chunk(self, payload: dict[str, Any], event: bytes, data_at: int, time_s: float) -> bool:
+        """Read an event in the form of a chat's; False ends the reading."""
         if _is_error(payload):
-            self._fault(*_error(RequestFault.ERROR_EVENT, data))
+            self._error_event(json.dumps(payload).encode())
             return False
         choices = _choices(payload)
         if choices is None:
@@ -442,6 +462,10 @@ class _Reader:
         self.answer.fault = fault
         self.answer.detail = detail
         self._settle()
+
+    def _error_event(self, data: bytes) -> None:
+        self.answer.refused_as = code_of(data)
+        self._fault(*_error(RequestFault.ERROR_EVENT, data))
 
     def _settle(self) -> None:
         """Convert events to token times, and set the fault of an incomplete answer."""

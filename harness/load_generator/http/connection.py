@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 import re
 import socket
-import ssl
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, cast
 
 import httptools
 
 from .endpoint import Endpoint
-from .faults import RequestFault, connect_fault
+from .faults import RequestFault, connect_detail, connect_fault
+from .heartbeats import has_data_since, is_comment
 
 NOT_YET_S = float("nan")
 _CLOSE_LIMIT_S = 2.0
@@ -32,8 +33,14 @@ _END = b"\r\n0\r\n\r\n"
 # The same with an extension or with trailers after it (RFC 9112, 7.1.2), at the end of what came.
 _LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
 _MOST_TRAILER_BYTES = 8 << 10
-# Comments of a stream of events, with the sizes of their chunks.
-_COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+)?[\r\n]++)++")
+_MOST_HEADER_BYTES = 200
+# Headers that say what an answer is if it is no stream of events.
+_KEPT_HEADERS = (b"content-type", b"content-encoding", b"retry-after", b"location")
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # of a stream of events
+
+
+def _no_headers() -> Mapping[str, str]:
+    return _NO_HEADERS
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +67,9 @@ class Exchange:
     chunked: bool = False
     body_bytes: int = 0  # that came, with what frames them
     most_bytes: int = MOST_BODY_BYTES
+    headers: Mapping[str, str] = field(
+        default_factory=_no_headers
+    )  # of the answer, those of `_KEPT_HEADERS`
     stamps: array[float] = field(default_factory=lambda: array("d"))
     pieces: list[bytes] = field(default_factory=list)
 
@@ -84,7 +94,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._pool.opening -= 1
         self._pool.open.add(self)
+
+    @property
+    def was_made(self) -> bool:
+        """Return True if there is or was a connection."""
+        return hasattr(self, "_transport")
 
     def send(self, exchange: Exchange) -> None:
         """Send a request; the pool is told when its exchange has ended.
@@ -129,6 +145,8 @@ class Connection(asyncio.Protocol):
         head = data[:head_end].lower()
         if b"\r\ntransfer-encoding: chunked\r\n" not in head or b"\r\ntrailer:" in head:
             return False
+        if b"\r\ncontent-type: text/event-stream" not in head or b"content-encoding:" in head:
+            return False
         self._streams = exchange.chunked = self._framed = True
         self._stays = b"\r\nconnection: close" not in head
         exchange.status = 200
@@ -165,8 +183,12 @@ class Connection(asyncio.Protocol):
         )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
+        elif name in _KEPT_HEADERS and self.exchange is not None:
+            kept = {name.decode(): value[:_MOST_HEADER_BYTES].decode("latin-1").strip()}
+            self.exchange.headers = {**self.exchange.headers, **kept}
 
     def on_headers_complete(self) -> None:
         if self.exchange is not None:
@@ -251,16 +273,6 @@ def _tail(exchange: Exchange, n_bytes: int) -> bytes:
     return b"".join(reversed(pieces))
 
 
-def _has_data_since(exchange: Exchange, since_s: float) -> bool:
-    """Return True if more has come than comments, which keep a stream alive."""
-    for stamp_s, piece in zip(reversed(exchange.stamps), reversed(exchange.pieces), strict=True):
-        if stamp_s < since_s:
-            return False
-        if _COMMENTS.fullmatch(piece) is None:
-            return True
-    return False
-
-
 def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
     exchange.fault = fault
     exchange.detail = detail
@@ -271,6 +283,7 @@ class ConnectionPool:
     """Connections to one server, as many as needed; the one used last is used first.
 
     `request_of` returns the bytes of a row's request; `ended` is called once for each exchange.
+    `has_room` says whether another connection may be opened.
     """
 
     def __init__(
@@ -280,15 +293,17 @@ class ConnectionPool:
         ended: Ended,
         *,
         connect_limit_s: float,
-        tls: ssl.SSLContext | None,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self.endpoint = endpoint
         self.request_of = request_of
         self.ended = ended
         self.idle: list[Connection] = []
         self.open: set[Connection] = set()
+        self.opening = 0  # connections that are being made
         self._connect_limit_s = connect_limit_s
-        self._tls = tls
+        self._tls = endpoint.tls_context()
+        self._has_room = has_room
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._closed = asyncio.Event()
@@ -301,6 +316,8 @@ class ConnectionPool:
         Raises:
             OSError: the host does not exist.
         """
+        if self.endpoint.socket:
+            return
         addresses = await self._loop.getaddrinfo(
             self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
         )
@@ -323,22 +340,46 @@ class ConnectionPool:
         task.add_done_callback(lambda task: self._connecting.pop(task, None))
 
     async def _connect(self, exchange: Exchange) -> None:
-        host, port = self._address
+        if not self._has_room():
+            detail = "no more connections: the limit of open files is reached (ulimit -n)"
+            _fail(exchange, RequestFault.CLIENT, detail)
+            self.ended(exchange)
+            return
+        connection = Connection(self)
+        self.opening += 1
         try:
             async with asyncio.timeout(self._connect_limit_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self),
-                    host,
-                    port,
-                    ssl=self._tls,
-                    server_hostname=self.endpoint.host if self._tls is not None else None,
-                )
+                await self._open(connection)
         except (OSError, TimeoutError) as error:
-            detail = str(error) or f"no connection within {self._connect_limit_s:g} s"
+            detail = connect_detail(error) or f"no connection within {self._connect_limit_s:g} s"
             _fail(exchange, connect_fault(error), detail)
             self.ended(exchange)
             return
+        finally:
+            if not connection.was_made:
+                self.opening -= 1
         connection.send(exchange)
+
+    async def _open(self, connection: Connection) -> None:
+        loop, tls, socket_path = self._loop, self._tls, self.endpoint.socket
+        name = self.endpoint.host if tls is not None else None
+        if socket_path:
+            await loop.create_unix_connection(
+                lambda: connection, socket_path, ssl=tls, server_hostname=name
+            )
+            return
+        host, port = self._address
+        await loop.create_connection(lambda: connection, host, port, ssl=tls, server_hostname=name)
+
+    @property
+    def sockets(self) -> int:
+        """Number of sockets that are open or are being opened."""
+        return len(self.open) + self.opening
+
+    @property
+    def answering(self) -> int:
+        """Number of requests on open connections."""
+        return len(self.open) - len(self.idle)
 
     def stalled(self, before_s: float, *, unbegun: bool) -> list[Connection]:
         """Return connections without data since `before_s`; those to which none has come yet only
@@ -349,8 +390,8 @@ class ConnectionPool:
             for connection in self.open
             if (exchange := connection.exchange) is not None
             and exchange.sent_s < before_s
-            and not _has_data_since(exchange, before_s)
-            and (unbegun or not all(map(_COMMENTS.fullmatch, exchange.pieces)))
+            and not has_data_since(exchange.stamps, exchange.pieces, before_s)
+            and (unbegun or not all(map(is_comment, exchange.pieces)))
         ]
 
     def give_up(self, fault: RequestFault, detail: str) -> None:

@@ -18,10 +18,10 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from .answers import CompletionResult
-from .http_options import Api, HttpOptions, PromptFormat
+from .http_options import HttpOptions, PromptFormat
 from .prompts import encode_json, load_encoder
 
-PROMPT_FIELDS = ("prompt", "messages")
+PROMPT_FIELDS = ("prompt", "messages", "input")
 _USER = b'{"role":"user","content":"'  # how a new message begins
 
 
@@ -89,10 +89,15 @@ def encode_body(body: Mapping[str, Any]) -> str:
     embedding request as it is.
     """
     name = next((name for name in PROMPT_FIELDS if name in body), None)
-    if name is None:
+    if name is None or (name == "input" and not _is_conversation(body[name])):
         return encode_json(body)
     rest = {field: value for field, value in body.items() if field != name}
     return f'{encode_json(rest)[:-1]},"{name}":\n{encode_json(body[name])}}}'
+
+
+def _is_conversation(prompt: object) -> bool:
+    """Whether an `input` is messages, and not texts or token ids to embed."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 class Conversations:
@@ -101,7 +106,7 @@ class Conversations:
     def __init__(self, workload: Workload, contexts: Sequence[int], options: HttpOptions) -> None:
         self._contexts = contexts
         self._workload = workload
-        self._chat = options.api is Api.CHAT
+        self._chat = options.api.takes_messages
         self._in_ids = not self._chat and options.prompt_format is not PromptFormat.TEXT
         self._tokenizer = options.tokenizer
         self._holds: dict[int, dict[int, int]] = {}  # row: requests whose answers it holds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import resource
-import ssl
 import sys
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,7 +20,12 @@ from ...core.state import RequestState
 from ...engine.cluster.cluster_arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..load_progress import LoadWatch, Watch
-from ..machine import Found, allow_many_sockets, before_other_programs, run_event_loop
+from ..machine import (
+    Found,
+    before_other_programs,
+    run_event_loop,
+    sockets_left,
+)
 from ..real_cluster import RoutedServers
 from .answers import CompletionResult, Raw, read_answer
 from .connection import ConnectionPool, Exchange
@@ -30,7 +34,7 @@ from .faults import RequestFault
 from .http_options import HttpOptions
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from .request_columns import DriveResult, Spool
-from .unserved import FirstFailures
+from .unserved import FirstFailures, LostServers
 from .wire_requests import WireRequests
 
 _TICK_S = 0.02
@@ -70,13 +74,14 @@ class Driver:
         self._endpoints = endpoints
         self._options = options
         self._time_limit_s = time_limit_s
-        self._tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
+        self._sockets_left = math.inf
         self._progress = progress
         self._spool = Spool()
         self._answers: dict[int, CompletionResult] = {}
         self._room_bytes = _READ_BYTES
         self._exchanges: list[Exchange] = []
         self._failures = FirstFailures(self._exchanges)
+        self._lost = LostServers()
         self._in_flight = 0
         self._dispatching = False
         self._timer: asyncio.TimerHandle | None = None
@@ -91,7 +96,7 @@ class Driver:
         Raises:
             SloBenchError: a host does not exist.
         """
-        allow_many_sockets()
+        self._sockets_left = sockets_left()
         try:
             # A collection or another program would delay timestamps.
             with heap_frozen(), collections_off(), before_other_programs():
@@ -138,8 +143,12 @@ class Driver:
             lambda row: self._requests.of(index, row),
             self._ended,
             connect_limit_s=self._options.connect_limit_s,
-            tls=self._tls if endpoint.tls else None,
+            has_room=self._has_room,
         )
+
+    def _has_room(self) -> bool:
+        """Whether the limit of open files leaves a socket."""
+        return sum(pool.sockets for pool in self._pools) < self._sockets_left
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """End the run with an error that a callback raised."""
@@ -193,6 +202,7 @@ class Driver:
         self._servers.ended(exchange.endpoint)
         if self._progress is not None:
             self._progress[0].ended(exchange, self._start_s)
+            self._lost.ended(exchange)
             if not self._failures.serves:
                 self._failures.ended(exchange, self._raw(exchange))
         if self._lengths is not None and self._lengths.learns:
@@ -259,7 +269,9 @@ class Driver:
         self._lag_s.append(max(0.0, now_s - self._tick_due_s))
         if self._progress is not None and number % _SAY_TICKS == 0:
             watch, progress = self._progress
-            load = watch.progress(self._failures.progress(self._in_flight))
+            answering = sum(pool.answering for pool in self._pools)
+            so_far = self._failures.progress(self._in_flight) + self._lost.progress(answering)
+            load = watch.progress(so_far)
             if progress(load, max(0.0, now_s - self._start_s)):
                 self._end_level("the level was ended before its time")
                 return

@@ -27,7 +27,7 @@ class RequestFault(StrEnum):
     CLIENT = "client"  # the client's own: no sockets or ports left
 
 
-REFUSALS = (429, 503)  # statuses with which a server refuses a request
+REFUSALS = (429, 503, 529)  # statuses with which a server refuses a request
 OVERLOAD = (408, *REFUSALS)  # those that a lower rate may avoid
 
 
@@ -41,7 +41,7 @@ def outcome_of(fault: RequestFault, status: int, *, refused: bool = False) -> Ou
         return Outcome.UNFINISHED
     if fault is RequestFault.ABORTED:
         return Outcome.REJECTED if refused else Outcome.DROPPED
-    if fault is RequestFault.STATUS and status in REFUSALS:
+    if fault in (RequestFault.STATUS, RequestFault.ERROR_EVENT) and status in REFUSALS:
         return Outcome.REJECTED
     return Outcome.FAILED
 
@@ -60,3 +60,18 @@ def connect_fault(error: BaseException) -> RequestFault:
     if isinstance(error, OSError) and error.errno in _OURS:
         return RequestFault.CLIENT
     return RequestFault.CONNECT
+
+
+def connect_detail(error: BaseException) -> str:
+    """Return what is said of a failed connection attempt, with the option that mends it."""
+    import ssl
+
+    detail = str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the server's certificate is not trusted ({error.verify_message}): --ca-file FILE "
+            "with the authority's certificate, or --insecure"
+        )
+    if isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in detail:
+        return "the server speaks no TLS there: http:// in place of https://"
+    return detail

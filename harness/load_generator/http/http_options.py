@@ -15,16 +15,23 @@ from ....workloads.request import RequestType
 
 
 class Api(StrEnum):
-    """API of an OpenAI-compatible server that generation requests use."""
+    """API that generation requests use: OpenAI's, or Anthropic's `messages`."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
     EMBEDDINGS = "embeddings"
 
     @property
     def path(self) -> str:
-        """Path of the API on the server."""
-        return "/v1/chat/completions" if self is Api.CHAT else f"/v1/{self.value}"
+        """Path of the API after the base of its server's (`/v1`)."""
+        return "/chat/completions" if self is Api.CHAT else f"/{self.value}"
+
+    @property
+    def takes_messages(self) -> bool:
+        """Return True if a prompt is a list of messages, so that it cannot be token ids."""
+        return self in (Api.CHAT, Api.RESPONSES, Api.MESSAGES)
 
     @property
     def streams(self) -> bool:
@@ -51,9 +58,11 @@ class HttpOptions:
     Attributes:
         api: API of generation requests; embedding requests always go to `/v1/embeddings`.
         model: model of requests that name none.
-        headers: sent with every request; `$NAME` in a value is the environment variable NAME.
+        headers: sent with every request, in place of our own of that name; `$NAME` in a value is
+            the environment variable NAME.
         api_key_env: name of the environment variable that holds the API key.
-        body: fields that are added to the body or replace its own.
+        body: fields that are added to the body or replace its own; LEFT_OUT: not sent.
+        rename_fields: other names of fields of the body (`max_tokens`).
         values_field: body field for per-request values (see `core.wire`); None: not sent.
         length_predictor: predictor of the lengths of answers, which are sent with those values;
             empty: none. `length_seed` seeds its random numbers; `lengths_folder` is where an
@@ -63,6 +72,7 @@ class HttpOptions:
         prompt_format: form of generated prompts.
         tokenizer: folder of the served model's tokenizer, for the vocabulary and exact words.
         token_ids: lowest and one above the highest id for made-up prompts, without a tokenizer.
+        vocabulary: ids that made-up prompts consist of, in place of those.
         salt: prompts of other salts or other lengths share no prefix, so that no cell finds
             another's in the server's prefix cache.
         time_limit_s: time limit of a whole cell; by default the span of the arrivals and ten
@@ -84,6 +94,7 @@ class HttpOptions:
     headers: Mapping[str, str] = field(default_factory=dict)
     api_key_env: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
+    rename_fields: Mapping[str, str] = field(default_factory=dict)
     values_field: str | None = None
     length_predictor: str = ""
     length_seed: int = 0
@@ -92,6 +103,7 @@ class HttpOptions:
     prompt_format: PromptFormat = PromptFormat.AUTO
     tokenizer: Path | None = None
     token_ids: tuple[int, int] = (1000, 30000)
+    vocabulary: tuple[int, ...] = ()
     salt: str = ""
     time_limit_s: float | None = None
     connect_limit_s: float = 10.0
@@ -103,18 +115,39 @@ class HttpOptions:
     keep_texts: bool = False
     save_token_times: bool = False
 
-    def header_lines(self) -> bytes:
-        """Return the extra headers and the API key as sent; never store or show them.
+    def header_fields(self) -> dict[str, str]:
+        """Return the extra headers and the API key as sent, by name in lower case; never store or
+        show them.
 
         Raises:
             SloBenchError: a header is invalid, or an environment variable is not set.
         """
-        lines = [f"{name}: {_expanded(name, value)}" for name, value in self.headers.items()]
+        fields: dict[str, str] = {}
+        if self.api is Api.MESSAGES:
+            fields["anthropic-version"] = ANTHROPIC_VERSION
         if self.api_key_env is not None:
-            lines.append(f"authorization: Bearer {environment_variable(self.api_key_env)}")
+            key = environment_variable(self.api_key_env)
+            fields["authorization"] = f"Bearer {key}"
+            if self.api is Api.MESSAGES:
+                fields["x-api-key"] = key
+        extra = {name.lower(): _expanded(name, value) for name, value in self.headers.items()}
+        return fields | extra
+
+
+def request_head(method: str, target: str, fields: Mapping[str, str]) -> bytes:
+    """Return the head of a request without the empty line after it."""
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    try:
         return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+    except UnicodeEncodeError:
+        raise SloBenchError(
+            "an address or a header has characters beyond Latin-1; encode them (%C3%A9)"
+        ) from None
 
 
+LEFT_OUT = ""  # in `body`: the field is not sent
+ANTHROPIC_VERSION = "2023-06-01"  # of the API `messages`
+_NOT_OURS = ("content-length", "transfer-encoding", "connection")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 _SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
@@ -129,6 +162,8 @@ def check_header(name: str, value: str) -> None:
     """
     if not _NAME.fullmatch(name) or any(c in value for c in "\r\n\0"):
         raise SloBenchError(f"{name!r} is no header; write NAME=VALUE")
+    if name.lower() in _NOT_OURS:
+        raise SloBenchError(f"header {name} says how a request is sent, and cannot be chosen")
     if _SECRET.search(name) and not _VARIABLE.search(value):
         raise SloBenchError(
             f"header {name} looks like a secret, and run folders keep headers as written; put its "

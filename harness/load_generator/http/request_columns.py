@@ -79,6 +79,7 @@ class Spool:
             embeds,
             most_tokens,
             exchange.chunked,
+            exchange.headers,
         )
 
     def _read(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from .answers import unchunk
 from .connection import ConnectionPool, Exchange
 from .drive import run_coroutine
 from .endpoint import Endpoint
 from .faults import RequestFault
+from .http_options import request_head
 
 
 class NoAnswerError(Exception):
@@ -17,35 +20,84 @@ class NoAnswerError(Exception):
 
 
 def get(
-    endpoint: Endpoint, path: str, headers: bytes = b"", *, limit_s: float, most_bytes: int
+    endpoint: Endpoint,
+    target: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    limit_s: float,
+    most_bytes: int,
 ) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a GET request, as the server sent it.
 
     Args:
         endpoint: the server; no proxy is used, and a redirect is an answer like others.
-        path: path after the endpoint's prefix.
-        headers: lines that end with CRLF, sent as well.
+        target: path and query, as `Endpoint.page` and `Endpoint.target` return them.
+        headers: sent as well, in place of our own; names in lower case.
         limit_s: time in seconds from the connection to the last byte.
         most_bytes: largest size of the answer, head included.
 
     Raises:
         NoAnswerError: no connection, no HTTP, or an answer beyond the limits.
     """
-    return run_coroutine(_get(endpoint, path, headers, limit_s, most_bytes))
+    fields = {"host": endpoint.authority, "user-agent": "slo-bench", **(headers or {})}
+    return _answer(endpoint, request_head("GET", target, fields) + b"\r\n", limit_s, most_bytes)
 
 
-async def _get(
-    endpoint: Endpoint, path: str, headers: bytes, limit_s: float, most_bytes: int
+def post(
+    endpoint: Endpoint,
+    target: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    *,
+    limit_s: float,
+    most_bytes: int,
 ) -> tuple[int, bytes]:
-    head = f"GET {endpoint.prefix}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
-    request = head.encode("latin-1") + b"user-agent: slo-bench\r\n" + headers + b"\r\n"
+    """Return the status and the body of the answer to a POST request with a body of JSON, as `get`.
+
+    Raises:
+        NoAnswerError: no connection, no HTTP, or an answer beyond the limits.
+    """
+    content = json.dumps(body).encode()
+    fields = {
+        "host": endpoint.authority,
+        "user-agent": "slo-bench",
+        "content-type": "application/json",
+        **headers,
+        "content-length": str(len(content)),
+    }
+    request = request_head("POST", target, fields) + b"\r\n" + content
+    return _answer(endpoint, request, limit_s, most_bytes)
+
+
+def _answer(
+    endpoint: Endpoint, request: bytes, limit_s: float, most_bytes: int
+) -> tuple[int, bytes]:
+    exchange = run_coroutine(exchanged(endpoint, request, limit_s, most_bytes))
+    if exchange.fault is not RequestFault.NONE:
+        raise NoAnswerError(exchange.detail)
+    pieces = exchange.pieces
+    if exchange.chunked:
+        unchunked = unchunk(pieces, exchange.stamps)
+        if unchunked.problem or not unchunked.complete:
+            raise NoAnswerError(unchunked.problem or "the chunks do not add up")
+        pieces = unchunked.pieces
+    return exchange.status, b"".join(pieces)
+
+
+async def exchanged(
+    endpoint: Endpoint, request: bytes, limit_s: float, most_bytes: int
+) -> Exchange:
+    """Send one request, and return it with its answer or fault.
+
+    Raises:
+        NoAnswerError: there was no whole answer in time.
+    """
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     pool = ConnectionPool(
         endpoint,
         lambda row: [request],
         lambda exchange: None if ended.done() else ended.set_result(exchange),
         connect_limit_s=limit_s,
-        tls=ssl.create_default_context() if endpoint.tls else None,
     )
     exchange = Exchange(0, 0, 0.0, False, most_bytes=most_bytes)
     try:
@@ -56,12 +108,4 @@ async def _get(
         raise NoAnswerError(f"no whole answer within {limit_s:g} s") from None
     finally:
         await pool.close()
-    if exchange.fault is not RequestFault.NONE:
-        raise NoAnswerError(exchange.detail)
-    pieces = exchange.pieces
-    if exchange.chunked:
-        unchunked = unchunk(pieces, exchange.stamps)
-        if unchunked.problem or not unchunked.complete:
-            raise NoAnswerError(unchunked.problem or "the chunks do not add up")
-        pieces = unchunked.pieces
-    return exchange.status, b"".join(pieces)
+    return exchange

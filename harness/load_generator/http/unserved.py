@@ -1,4 +1,4 @@
-"""Levels of which not one request is served: when to end them early, and what is said of them.
+"""Levels of which no request is served, or none any more: when to end them early, and what is said.
 
 A refusal by a policy of ours is a result: that request counts as served. A server's own refusals
 (429, 503) are none unless it serves another request of the level.
@@ -7,6 +7,7 @@ A refusal by a policy of ours is a result: that request counts as served. A serv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -21,6 +22,15 @@ from .request_columns import FAULTS, RequestColumns
 _ENOUGH_REFUSED = 20  # requests: a client error (4xx) does not pass
 _ENOUGH_FAILED = 20  # requests, of which no other failure may still pass,
 _ENOUGH_S = 10.0  # once it has lasted so long
+_ENOUGH_LOST, _LOST_S = 3, 3.0  # connections refused; a server that starts again takes longer
+# How requests end whose server goes; they do not show that one is there.
+_OF_LOST = (
+    RequestFault.RESET,
+    RequestFault.CUT,
+    RequestFault.STALLED,
+    RequestFault.TIME_LIMIT,
+    RequestFault.CLIENT,
+)
 _FEW_FAILED, _LONG_S = 5, 60.0  # where requests are rare, or the server says that it is busy
 
 
@@ -38,6 +48,34 @@ def is_hopeless(load: LoadProgress, failed_before: str = "") -> bool:
         or (load.failed_first - load.busy_first >= _ENOUGH_FAILED and load.failing_s >= _ENOUGH_S)
         or (load.failed_first >= _FEW_FAILED and load.failing_s >= _LONG_S)
     )
+
+
+def is_lost(load: LoadProgress) -> bool:
+    """Return True if all servers have gone: only refused connections for a while."""
+    enough = load.refused_connections >= _ENOUGH_LOST and load.lost_s >= _LOST_S
+    return enough and not load.answering
+
+
+class LostServers:
+    """Counts the connections of one sender that were refused since a server last answered."""
+
+    def __init__(self) -> None:
+        self._refused = 0
+        self._since_s = 0.0
+
+    def ended(self, exchange: Exchange) -> None:
+        """Note an exchange that has ended."""
+        if exchange.fault is RequestFault.CONNECT:
+            if not self._refused:
+                self._since_s = exchange.end_s
+            self._refused += 1
+        elif exchange.fault not in _OF_LOST:
+            self._refused = 0
+
+    def progress(self, answering: int) -> LoadProgress:
+        """The connections refused so far, with the number of requests on open connections."""
+        lost_s = perf_counter() - self._since_s if self._refused else 0.0
+        return LoadProgress(refused_connections=self._refused, lost_s=lost_s, answering=answering)
 
 
 class FirstFailures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,7 +22,7 @@ from ...core.wire import PredictedLength, to_wire
 from .connection import MOST_BODY_BYTES
 from .conversations import Conversations, contexts_of, encode_body, tokens_before
 from .endpoint import Endpoint
-from .http_options import Api, HttpOptions, PromptFormat
+from .http_options import LEFT_OUT, Api, HttpOptions, PromptFormat, request_head
 from .prompts import PromptMaker, Vocabulary, encode_json, load_encoder
 
 # Of an answer, with what frames it. An event of a token with its logprobs takes a few KiB.
@@ -40,12 +40,12 @@ REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
 class BodyMaker:
     """Makes the JSON body of a request for its API."""
 
-    def __init__(self, workload: Workload, options: HttpOptions) -> None:
+    def __init__(
+        self, workload: Workload, options: HttpOptions, *, ends_of_vocabulary: bool = False
+    ) -> None:
         self._options = options
         tokenizer = options.tokenizer
-        vocabulary = (
-            Vocabulary.span(*options.token_ids) if tokenizer is None else Vocabulary.read(tokenizer)
-        )
+        vocabulary = _vocabulary(options)
         encoder = None
         if tokenizer is not None and any(self._wordy(api) for api in _used(workload, options)):
             encoder = load_encoder(tokenizer)
@@ -53,9 +53,12 @@ class BodyMaker:
         lengths = crc32(workload.prompt_tokens.tobytes() + workload.output_tokens.tobytes())
         salt = f"{options.salt} {lengths}"
         self._prompts = PromptMaker(vocabulary, workload.prefix_block_size, salt, encoder)
-        if options.prompt_format is PromptFormat.TOKEN_IDS and Api.CHAT in _used(workload, options):
+        self._first_ids = vocabulary.ids[[0, -1]].tolist() if ends_of_vocabulary else []
+        uses_messages = any(api.takes_messages for api in _used(workload, options))
+        if options.prompt_format is PromptFormat.TOKEN_IDS and uses_messages:
             raise SloBenchError(
-                "the chat API takes no token ids; use --prompt-format text, or --api completions"
+                f"the {options.api} API takes no token ids; use --prompt-format text, or "
+                "--api completions"
             )
 
     def encoded(self, request: Request) -> bytes:
@@ -65,6 +68,8 @@ class BodyMaker:
         if body.get("prompt") is not _IDS_LATER:
             return encoded
         ids = self._prompts.token_ids_json(request)
+        if self._first_ids:
+            ids = encode_json([*self._first_ids, *json.loads(ids)[2:]]).encode()
         return encoded.replace(_IDS_LATER_JSON, b'"prompt":' + ids, 1)
 
     def body(self, request: Request, first: int = 0, *, ids_later: bool = False) -> dict[str, Any]:
@@ -78,8 +83,9 @@ class BodyMaker:
             body["model"] = request.model or options.model
         if api is Api.EMBEDDINGS:
             body["input"] = self._inputs(request)
-        elif api is Api.CHAT:
-            body["messages"] = [{"role": "user", "content": self._prompt(request, api, first)}]
+        elif api.takes_messages:
+            name = "input" if api is Api.RESPONSES else "messages"
+            body[name] = [{"role": "user", "content": self._prompt(request, api, first)}]
         elif ids_later and request.text is None and not self._wordy(api):
             body["prompt"] = _IDS_LATER
         else:
@@ -92,11 +98,19 @@ class BodyMaker:
             body["priority"] = request.priority
         if options.values_field is not None:
             body[options.values_field] = to_wire(request)
-        return {**body, **options.body}
+        return _renamed({**body, **options.body}, options.rename_fields)
 
     def _generation(self, request: Request) -> dict[str, Any]:
+        """The fields of a request for tokens. The API of OpenAI's responses and Anthropic's
+        messages refuses fields that it does not have, so that they cannot ask for exact lengths.
+        """
+        api, exact = self._options.api, self._options.exact_output
+        if api in (Api.RESPONSES, Api.MESSAGES):
+            name = "max_output_tokens" if api is Api.RESPONSES else "max_tokens"
+            tokens = request.output_tokens if exact else request.max_output_tokens
+            return {name: tokens, "stream": True, "temperature": 0}
         common = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
-        if not self._options.exact_output:
+        if not exact:
             return {"max_tokens": request.max_output_tokens, **common}
         tokens = request.output_tokens
         return {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, **common}
@@ -127,7 +141,24 @@ class BodyMaker:
 
     def _wordy(self, api: Api) -> bool:
         prompts = self._options.prompt_format
-        return prompts is PromptFormat.TEXT or (prompts is PromptFormat.AUTO and api is Api.CHAT)
+        return prompts is PromptFormat.TEXT or (prompts is PromptFormat.AUTO and api.takes_messages)
+
+
+def _vocabulary(options: HttpOptions) -> Vocabulary:
+    if options.vocabulary:
+        return Vocabulary(np.array(options.vocabulary, dtype=np.int64))
+    if options.tokenizer is not None:
+        return Vocabulary.read(options.tokenizer)
+    return Vocabulary.span(*options.token_ids)
+
+
+def _renamed(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a body that are sent, under the names that the server has for them. Of the two
+    limits of tokens the newer one replaces the older.
+    """
+    if body.get("max_completion_tokens", LEFT_OUT) != LEFT_OUT:
+        body = {name: value for name, value in body.items() if name != "max_tokens"}
+    return {names.get(name, name): value for name, value in body.items() if value != LEFT_OUT}
 
 
 def _used(workload: Workload, options: HttpOptions) -> set[Api]:
@@ -148,13 +179,21 @@ class Bodies:
         self._ends = ends
 
     @classmethod
-    def write(cls, workload: Workload, options: HttpOptions, path: Path) -> Bodies:
-        """Write the bodies of all requests.
+    def write(
+        cls,
+        workload: Workload,
+        options: HttpOptions,
+        path: Path,
+        *,
+        ends_of_vocabulary: bool = False,
+    ) -> Bodies:
+        """Write the bodies of all requests. With `ends_of_vocabulary` prompts of token ids begin
+        with the smallest and the largest id, as some among many do.
 
         Raises:
             SloBenchError: a prompt cannot be made, or the file cannot be written.
         """
-        maker = BodyMaker(workload, options)
+        maker = BodyMaker(workload, options, ends_of_vocabulary=ends_of_vocabulary)
         contexts = contexts_of(workload, options)
         ends = array("q")
         try:
@@ -237,7 +276,7 @@ class WireRequests:
         options: HttpOptions,
         bodies: Bodies,
     ) -> None:
-        extra = options.header_lines()
+        extra = options.header_fields()
         self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
         self._predicted: dict[int, bytes] = {}
         self._bodies = bodies
@@ -261,7 +300,7 @@ class WireRequests:
         if self.conversations is not None:
             body = self.conversations.body(row, body)
         head = self._heads[endpoint][self._kinds[row]]
-        return [head % (row, len(body)), body]
+        return [head % {b"row": row, b"size": len(body)}, body]
 
     def tell(self, row: int, predicted: PredictedLength) -> None:
         """Put a prediction among the values of a row's request."""
@@ -280,11 +319,16 @@ class WireRequests:
         return MOST_BODY_BYTES if tokens is None else min(MOST_BODY_BYTES, _HEAD + _TOKEN * tokens)
 
 
-def _head(endpoint: Endpoint, path: str, extra: bytes) -> bytes:
-    first = (
-        f"POST {endpoint.prefix}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
-        "user-agent: slo-bench\r\naccept: text/event-stream, application/json\r\n"
-        "content-type: application/json\r\n"
-    )
-    fixed = (first.encode("latin-1") + extra).replace(b"%", b"%%")
-    return fixed + f"x-request-id: {REQUEST_ID}%d\r\ncontent-length: %d\r\n\r\n".encode()
+def _head(endpoint: Endpoint, path: str, extra: Mapping[str, str]) -> bytes:
+    fields = {
+        "host": endpoint.authority,
+        "user-agent": "slo-bench",
+        "accept": "text/event-stream, application/json",
+        "accept-encoding": "identity",
+        "content-type": "application/json",
+        **extra,
+    }
+    head = request_head("POST", endpoint.target(path), fields).replace(b"%", b"%%")
+    if "x-request-id" not in fields:
+        head += f"x-request-id: {REQUEST_ID}%(row)d\r\n".encode()
+    return head + b"content-length: %(size)d\r\n\r\n"

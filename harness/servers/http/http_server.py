@@ -24,7 +24,7 @@ import httptools
 
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
-from ...load_generator.machine import allow_many_sockets, run_event_loop
+from ...load_generator.machine import run_event_loop, sockets_left
 from .http_limits import DEFAULT_LIMITS, HttpLimits
 
 MOST_HEAD_BYTES = 1 << 20
@@ -534,7 +534,7 @@ def in_thread(
     Raises:
         SloBenchError: it ended before it was ready, or was not ready in time.
     """
-    allow_many_sockets()
+    sockets_left()  # raises the limit
     up: list[Served] = []
     problems: list[BaseException] = []
     settled = threading.Event()

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from slo_bench.harness.experiments.backends import attached
-from slo_bench.harness.experiments.backends.attached import first_model
+from slo_bench.harness.load_generator import listed_models as lists
 from slo_bench.harness.load_generator.http import Endpoint
+from slo_bench.harness.load_generator.listed_models import listed_models
 from slo_bench.workloads.errors import SloBenchError
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -56,7 +56,7 @@ ODD = {
         b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
         "changes the protocol",
     ),
-    "bad chunk": (CHUNKED + b"zz\r\n", "closed before the end"),
+    "bad chunk": (CHUNKED + b"zz\r\n", "no HTTP"),
     "cut": (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{", "closed before the end"),
     "endless": (endless, "more than 16 MiB"),
     "endless head": (endless_head, "more than 16 MiB"),
@@ -68,11 +68,11 @@ ODD = {
 @pytest.mark.parametrize("says", ODD)
 def test_malformed_server_answer_is_one_line_with_its_address(scripted_server, monkeypatch, says):
     if says == "silent":
-        monkeypatch.setattr(attached, "_ANSWER_S", 0.2)
+        monkeypatch.setattr(lists, "_ANSWER_S", 0.2)
     answer, problem = ODD[says]
     url = scripted_server(answer, close=True)
     with pytest.raises(SloBenchError) as refused:
-        first_model(Endpoint.parse(url))
+        listed_models(Endpoint.parse(url))
     message = str(refused.value)
     assert message.startswith(f"no OpenAI-compatible server answers at {url}: GET /v1/models: ")
     assert problem in message
@@ -85,13 +85,14 @@ def test_api_key_does_not_follow_a_redirect(scripted_server):
     moved = b"HTTP/1.1 302 Found\r\nlocation: %b/v1/models\r\ncontent-length: 0\r\n\r\n"
     url = scripted_server(moved % other.encode())
     with pytest.raises(SloBenchError, match="status 302; redirects are not followed"):
-        first_model(Endpoint.parse(url), b"authorization: Bearer secret\r\n")
+        listed_models(Endpoint.parse(url), {"authorization": "Bearer secret"})
     assert len(scripted_server.asked) == 1
 
 
 def test_server_without_a_model_list_has_no_model_name(scripted_server):
     absent = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-    assert first_model(Endpoint.parse(scripted_server(absent))) == ""
+    assert listed_models(Endpoint.parse(scripted_server(absent))) == []
     named = scripted_server(CHUNKED + b'1b\r\n{"data":[{"id":"a model"}]}\r\n0\r\n\r\n')
-    assert first_model(Endpoint.parse(named), b"authorization: Bearer k\r\n") == "a model"
+    key = {"authorization": "Bearer k"}
+    assert listed_models(Endpoint.parse(named), key) == [{"id": "a model"}]
     assert b"authorization: Bearer k" in scripted_server.asked[-1]

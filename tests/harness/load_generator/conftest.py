@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import numpy as np
 import pytest
 
@@ -39,3 +43,40 @@ def run():
         return measurement, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 
     return run_it
+
+
+@pytest.fixture
+def json_server():
+    """An address where `answer(path, body)` gives the status and the JSON of each answer, and the
+    requests so far.
+    """
+    servers = []
+
+    def serve(answer):
+        requests = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                requests.append((self.path, body))
+                status, reply = answer(self.path, body)
+                content = json.dumps(reply).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}", requests
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()

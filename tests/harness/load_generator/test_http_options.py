@@ -20,6 +20,23 @@ from slo_bench.workloads.errors import SloBenchError
         ("http://h/v1", Endpoint("h", 80), "http://h"),
         ("https://h/api/v1/", Endpoint("h", 443, True, "/api"), "https://h/api"),
         ("http://[::1]:81", Endpoint("::1", 81), "http://[::1]:81"),
+        ("http://h/api/v3", Endpoint("h", 80, prefix="/api", version="/v3"), "http://h/api/v3"),
+        (
+            "https://h/v1beta/openai/",
+            Endpoint("h", 443, True, version="/v1beta/openai"),
+            "https://h/v1beta/openai",
+        ),
+        (
+            "https://h/openai/deployments/d?api-version=2024-10-21",
+            Endpoint("h", 443, True, "/openai/deployments/d", "", "api-version=2024-10-21"),
+            "https://h/openai/deployments/d?api-version=2024-10-21",
+        ),
+        ("unix:/run/s.sock", Endpoint("localhost", 80, socket="/run/s.sock"), "unix:/run/s.sock"),
+        (
+            "http+unix://%2Frun%2Fs.sock/api/v3",
+            Endpoint("localhost", 80, prefix="/api", version="/v3", socket="/run/s.sock"),
+            "unix:/run/s.sock:/api/v3",
+        ),
     ],
 )
 def test_endpoint_parses_addresses(url, endpoint, written):
@@ -28,10 +45,35 @@ def test_endpoint_parses_addresses(url, endpoint, written):
     assert Endpoint.parse(written) == endpoint
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://h?q=1", "h:99999"])
+@pytest.mark.parametrize(
+    "url", ["ftp://h", "http://", "http://h:x", "http://h#q", "http://h/a b", "h:99999"]
+)
 def test_endpoint_refuses_malformed_addresses(url):
     with pytest.raises(SloBenchError, match="should look like"):
         Endpoint.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://h", "/v1/chat/completions"),
+        ("http://h/v1/", "/v1/chat/completions"),
+        ("http://h/llm", "/llm/v1/chat/completions"),
+        ("http://h/api/v3", "/api/v3/chat/completions"),
+        ("http://h/api/v3/chat/completions", "/api/v3/chat/completions"),
+        ("http://h/serving/chat/completions/", "/serving/chat/completions"),
+        ("http://h/v1?a=b&c=d", "/v1/chat/completions?a=b&c=d"),
+        ("http://h/v1/openai/compat", "/v1/openai/compat/chat/completions"),
+    ],
+)
+def test_endpoint_target_keeps_path_and_query(url, target):
+    assert Endpoint.parse(url).target("/chat/completions") == target
+
+
+def test_endpoint_page_is_beside_the_api_and_has_the_query():
+    assert Endpoint.parse("http://h/a/v3/completions?k=1").page("/metrics?x=2") == (
+        "/a/metrics?x=2&k=1"
+    )
 
 
 def test_endpoint_error_does_not_repeat_the_password():
@@ -44,9 +86,11 @@ def test_api_keys_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("A_KEY", "sesame")
     monkeypatch.setenv("B_KEY", "open")
     options = HttpOptions(headers={"x-api-key": "$A_KEY", "x-team": "b"}, api_key_env="B_KEY")
-    assert options.header_lines() == (
-        b"x-api-key: sesame\r\nx-team: b\r\nauthorization: Bearer open\r\n"
-    )
+    assert options.header_fields() == {
+        "authorization": "Bearer open",
+        "x-api-key": "sesame",
+        "x-team": "b",
+    }
     assert "sesame" not in repr(options)
     assert "open" not in repr(options)
 
@@ -60,10 +104,10 @@ def test_api_keys_come_from_the_environment(monkeypatch):
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
 )
-def test_header_lines_refuse_malformed_headers(options, problem, monkeypatch):
+def test_header_fields_refuse_malformed_headers(options, problem, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(SloBenchError, match=problem):
-        HttpOptions(**options).header_lines()
+        HttpOptions(**options).header_fields()
 
 
 def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):

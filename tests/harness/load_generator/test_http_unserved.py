@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.wire import REJECTED
-from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, unserved
 from slo_bench.harness.load_generator.http.answers import Raw
 from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.http.request_columns import FAULTS, RequestColumns
 from slo_bench.harness.load_generator.http.unserved import (
     FirstFailures,
+    LostServers,
     is_hopeless,
+    is_lost,
     unserved_because,
 )
 from slo_bench.harness.load_generator.load_progress import LoadProgress
@@ -56,6 +58,44 @@ def test_sums_of_several_senders_end_a_level_only_if_none_has_served():
     assert is_hopeless(failing + failing)
     assert not is_hopeless(failing + failing + LoadProgress(served=1))
     assert (failing + failing).failing_s == 9.0
+
+
+@pytest.mark.parametrize(
+    ("load", "lost"),
+    [
+        ({"refused_connections": 3, "lost_s": 3.0}, True),
+        ({"refused_connections": 3, "lost_s": 3.0, "answering": 1}, False),  # one is still there
+        ({"refused_connections": 2, "lost_s": 60.0}, False),
+        ({"refused_connections": 300, "lost_s": 2.9}, False),  # it may start again
+        ({"served": 100, "refused_connections": 3, "lost_s": 3.0}, True),
+    ],
+)
+def test_servers_are_lost_after_refused_connections_alone(load, lost):
+    assert is_lost(LoadProgress(**load)) is lost
+
+
+def test_only_an_answer_ends_the_count_of_refused_connections():
+    servers = LostServers()
+    for fault in (RequestFault.CONNECT, RequestFault.RESET, RequestFault.CONNECT):
+        servers.ended(exchange(1.0, 0, fault))
+    assert servers.progress(0).refused_connections == 2
+    servers.ended(exchange(1.0, 429))
+    assert servers.progress(0).refused_connections == 0
+
+
+def test_a_level_whose_server_dies_ends_and_says_what_was_served(workload, monkeypatch):
+    monkeypatch.setattr(unserved, "_LOST_S", 0.1)
+    config = MockConfig(ttft_s=0.0, itl_s=0.0, fault=InjectedFault.DIE, fault_every=5)
+    with serving(config) as server:
+        measurement = measure(
+            workload(1000, gap_s=0.05),
+            [Endpoint.parse(server.url)],
+            HttpOptions(processes=1, send_delay_limit_s=60.0),
+        )
+    assert measurement.invalid_because.startswith("no server could be reached from ")
+    assert measurement.invalid_because.endswith(": 4 of 1,000 requests were served before")
+    assert measurement.failed_as == ""
+    assert np.isnan(measurement.columns.started_s).sum() > 500  # never sent
 
 
 def exchange(end_s=NAN, status=500, fault=RequestFault.NONE):
@@ -175,10 +215,10 @@ def test_a_level_that_was_ended_early_is_invalid_though_some_of_it_was_served(wo
             progress=lambda state, clock_s: answered.append(state.answered),
             gone=lambda: answered[-1] > 0,
         )
-    assert (measurement.invalid_because, measurement.failed_as) == (
-        "it was ended before its time",
-        "",
-    )
+    reason = measurement.invalid_because
+    assert reason.startswith("a server ended ")
+    assert "of 1,000 requests were served before" in reason
+    assert measurement.failed_as == ""
 
 
 @pytest.mark.slow

@@ -1,0 +1,39 @@
+"""What keeps a stream alive and is no data: comments, pings, events with an empty text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# Comments and pings of a stream of events, with the sizes of their chunks.
+_COMMENTS = re.compile(
+    rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+|event: ?ping\r?\n(?:data:[^\r\n]*+)?)?[\r\n]++)++"
+)
+# Events that keep a stream alive in the form of an answer: their text is empty.
+_EMPTY_TEXT = re.compile(rb'"delta": ?(?:\{\}|"")|"(?:content|text)": ?(?:""|null)')
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning\w*|thinking|arguments|partial_json|delta|refusal|finish_reason)":'
+    rb' ?"[^"]|"(?:tool_calls|function_call|token_ids)": ?[\[{]\s*[^\]}\s]|\[DONE\]'
+)
+
+
+def is_comment(piece: bytes) -> bool:
+    """Return True for comments and pings alone."""
+    return _COMMENTS.fullmatch(piece) is not None
+
+
+def has_data_since(stamps: Sequence[float], pieces: Sequence[bytes], since_s: float) -> bool:
+    """Return True if more has come than what keeps a stream alive."""
+    for stamp_s, piece in zip(reversed(stamps), reversed(pieces), strict=True):
+        if stamp_s < since_s:
+            return False
+        if not is_empty(piece):
+            return True
+    return False
+
+
+def is_empty(piece: bytes) -> bool:
+    """Return True for comments, pings and events with an empty text: no token is in them."""
+    if is_comment(piece):
+        return True
+    return _EMPTY_TEXT.search(piece) is not None and _TEXT.search(piece) is None
