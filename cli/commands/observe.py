@@ -98,7 +98,7 @@ def observe(
         interval_s = duration_s / _LEAST_READINGS if interval is None else interval_s
     with interruptible("interrupted while it watched"), changing_line("first reading") as say:
         if source.is_prometheus:
-            snapshots, lost = list(source.history(duration_s, interval_s)), []
+            snapshots, lost = list(source.history(duration_s, interval_s)), list[str]()
         else:
             snapshots, lost = _watched(source, duration_s, interval_s, say)
         server = observed(snapshots, lost)

@@ -101,7 +101,7 @@ def _faults_decide(capacity: Capacity, levels: Sequence[Mapping[str, Any]]) -> b
     near = [level for level in levels if low_rps <= level["rate_rps"] <= high_rps]
     requests = sum(level["requests"] for level in near)
     failed = sum(level["failed"] for level in near)
-    return failed > _MUCH * (1 - capacity.target) * requests
+    return bool(failed > _MUCH * (1 - capacity.target) * requests)
 
 
 def read_capacity(folder: Path) -> list[dict[str, Any]] | None:

@@ -217,8 +217,8 @@ def read_part(
             getattr(columns, name)[place] = getattr(answer, name)
         if not expected["embeds"]:
             if answer.untimed_tokens < len(answer.token_s):
-                for times_s in answer.sequences or (answer.token_s,):
-                    gaps.add(times_s)
+                for sequence_s in answer.sequences or (answer.token_s,):
+                    gaps.add(sequence_s)
             columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
             details[exchange.row] = answer.detail

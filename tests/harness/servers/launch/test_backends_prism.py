@@ -60,6 +60,7 @@ def test_prism_serves_two_models_in_one_place(started_serve, installed, tiny_mod
         assert (tmp_path / "servers" / f"s-{model.name}.log").is_file()
 
 
+@pytest.mark.weekly
 def test_run_wakes_and_evicts_real_models_where_the_simulator_does(installed, tiny_model, tmp_path):
     from slo_bench.harness.experiments.experiment import Experiment
 

@@ -89,6 +89,7 @@ def test_run_serves_adapters_beside_the_model(run, installed, tiny_model, tmp_pa
     assert 'max_lora="2"' in kept.read_text()
 
 
+@pytest.mark.weekly
 def test_run_serves_an_embedder_beside_vllm_under_one_policy(installed, tiny_model, tmp_path):
     """Algorithms 1 to 3 on real servers: generation and embedding compete for 256 KV blocks."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -195,7 +196,10 @@ def test_run_measures_n_gram_speculation(run, tiny_model, tmp_path):
     assert 1 < settled.tokens_per_step <= 4
 
 
-@pytest.mark.parametrize("draft", ["the same model", "another", "eagle", "eagle3", "mtp"])
+WEEKLY_DRAFTS = [pytest.param(d, marks=pytest.mark.weekly) for d in ("another", "eagle", "eagle3")]
+
+
+@pytest.mark.parametrize("draft", ["the same model", *WEEKLY_DRAFTS, "mtp"])
 def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draft):
     """Drafts of the model itself and of heads that are right by construction are accepted; those
     of other weights are not.

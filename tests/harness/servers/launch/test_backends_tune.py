@@ -48,7 +48,7 @@ confirm = false
 )
 
 
-@pytest.mark.parametrize("backend", sorted(SPACES))
+@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.weekly)])
 def test_tune_finds_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_path):
     installed(backend)
     option, crash, says = SPACES[backend]
@@ -94,6 +94,7 @@ max_num_seqs = [2, 3]
 )
 
 
+@pytest.mark.weekly
 def test_tune_measures_the_simulated_winner_beside_the_default(installed, tiny_model, tmp_path):
     installed("vllm")
     file, out = tmp_path / "tune.toml", tmp_path / "out"
