@@ -111,6 +111,7 @@ class Family:
     kv_heads_flag: str = ""  # where the file does not set it, there are as many as `heads`
     mlp_parts: int = 1  # matrices whose widths `intermediate` adds up
     offset_in_context: bool = False  # `context_tokens` counts the rows of `position_offset`
+    scaled_context: bool = False  # `context_tokens` counts scaled rotary positions
     tied: bool = False  # head and embeddings share weights where the file does not say
     modules: Modules | None = None
     eps: float = 1e-6  # where the file does not say, as is `activation`
@@ -290,6 +291,7 @@ _FAMILIES = (
             ),
         ),
         Traits(qk_norm=True, norms_per_layer=4),
+        scaled_context=True,
         tied=True,
     ),
     Family(

@@ -427,8 +427,7 @@ def _context_tokens(config: _Config) -> int:
     if not isinstance(scaling, dict):
         raise config.fail(f"field 'rope_scaling' must be an object but is {scaling!r:.60}")
     stretched = scaling.get("rope_type", scaling.get("type")) in _STRETCHED
-    # Gemma 3 counts scaled positions; so says vLLM, which leaves it out, too.
-    if stretched and not str(config.fields.get("model_type")).startswith("gemma3"):
+    if stretched and not family.scaled_context:
         scaled = Fields(config.path, scaling, "rope_scaling")
         trained = scaled.count("original_max_position_embeddings", default=tokens)
         factor = number(scaling.get("factor", 1.0))

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ...harness.servers.launch.backend_names import TORCH
-from ...harness.servers.server_kinds import DEFAULT_SERVER, LAUNCHED
+from ...harness.servers.server_kinds import DEFAULT_SERVER, LAUNCHED, server_kind
 from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
@@ -117,6 +117,7 @@ def serve(
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
+    from ...harness.servers.launch.environments import server_of
     from ...harness.servers.launch.model_lifecycle import shared_policy
     from ...harness.servers.launch.model_names import check_model
     from ...harness.servers.launch.serve_settings import Serve
@@ -175,10 +176,9 @@ def serve(
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")
+    server_kind(server_of(backend))  # of an unknown name, the error
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
-    for model_name in models:
-        check_model(model_name)
     server_launch = Serve(
         backend=backend,
         model=models[0],
@@ -211,6 +211,8 @@ def serve(
                 f"{system} names models as the last part of their paths, with a server each: leave "
                 "--served-name, --router, --instances and --step-log out"
             )
+        for model_name in models:
+            check_model(model_name)
         serve_models(
             models,
             server_launch,
@@ -224,6 +226,8 @@ def serve(
     only_one(models, system)
     if max_active_models is not None:
         raise SloBenchError("--max-active-models goes with prism only")
+    for model_name in models:
+        check_model(model_name)
     log = log or Path("servers") / f"{server_launch.label}.log"
 
     with contextlib.ExitStack() as stack:

@@ -76,7 +76,6 @@ class LaunchedBackend:
 
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
-        check_model(spec.placement.model)
         serve = self._serve(spec)
         if spec.workload.models is not None:
             self._check_models(spec, serve)
@@ -93,6 +92,7 @@ class LaunchedBackend:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
+        check_model(spec.placement.model)
 
     def _check_models(self, spec: CellSpec, serve: Serve) -> None:
         check(serve.resolved_system(), self.name)

@@ -66,7 +66,7 @@ class LengthPrediction(Generic[Request]):
         if answer.finish == "length" and not exact:
             self.cut_off += 1
         elif prediction is not None:
-            self.came(prediction, len(answer.token_s))
+            self.came(prediction, max(answer.completion_tokens, len(answer.token_s)))
 
     def came(self, prediction: Any, output_tokens: int) -> None:
         """Learn the number of output tokens of an answer."""

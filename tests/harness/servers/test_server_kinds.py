@@ -30,6 +30,7 @@ ALLOWED = {
     "harness/servers/server_kinds.py": "the registry",
     "harness/servers/mock/mock_answers.py": "metrics that the mock server has as vLLM",
     "harness/experiments/config/tables.py": "the result format of `vllm bench serve`",
+    "harness/load_generator/listed_models.py": "what SGLang calls a model's folder",
     "workloads/readers/formats.py": "a trace format",
     "workloads/extras.py": "extras of the package",
 }

@@ -119,6 +119,7 @@ class _Pool:
     def __init__(self) -> None:
         self.idle: list[Connection] = []
         self.open: set[Connection] = set()
+        self.opening = 0
         self.heard: list[Exchange] = []
         self.ended = self.heard.append
 

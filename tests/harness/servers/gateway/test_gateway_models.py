@@ -281,4 +281,4 @@ def test_trace_with_models_is_measured_over_the_gateway(models, tmp_path):
     ).run(tmp_path / "run")
     [row] = run.rows()
     assert row["attainment"] == 1.0
-    assert [count(url, "answers_total", name) for name in "ab"] == [6, 3]
+    assert [count(url, "answers_total", name) for name in "ab"] == [7, 3]  # and a first request
