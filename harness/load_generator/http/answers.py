@@ -6,20 +6,21 @@ import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate, islice, pairwise, repeat
 from operator import and_
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ....workloads.parsing import parse_event
 from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .api_events import as_chat
-from .event_shapes import Run, Shape, chunk_head
+from .event_shapes import Run, Shape, SharedShapes, chunk_head, without_names
 from .faults import RequestFault, outcome_of
 from .odd_answers import after_status, code_of, decoded, is_page, message_of, not_streamed_kind
-from .token_counts import TokenEvents, shown
+from .token_counts import Shown, TokenEvents, shown
 
 _decode = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_SIZE_BYTES = 20  # of the line before a chunk; longer ones are taken apart elsewhere
@@ -30,6 +31,8 @@ _LINE_ENDS = b"\r\n"
 _MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
 _MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
 _MOST_MISSED = 8  # chunks of a known shape that are not read as such
+_MOST_PLAIN = 1 << 10  # events that are remembered, but for their ids
+_MOST_PLAIN_BYTES = 1 << 10  # of each
 _MARK = "\ufeff".encode()  # before the first event, it is part of none
 _NO_ENDS = (  # finish reasons of answers that are not whole
     *("error", "failed", "timeout", "content_filter", "network_error", "server_error"),
@@ -158,6 +161,24 @@ def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
     return (RequestFault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
 
 
+class _Said(NamedTuple):
+    """What a choice of an event says. `counts`: it may have brought tokens."""
+
+    choice: Mapping[str, Any]
+    shown: Shown
+    index: int
+    finish: str
+    stop: str
+    counts: bool
+
+
+class _PlainEvent(NamedTuple):
+    """An event without a fault, in the form of a chat's."""
+
+    payload: Mapping[str, Any]
+    said: Sequence[_Said]
+
+
 class _Reader:
     """Parser of the events of one answer."""
 
@@ -170,13 +191,10 @@ class _Reader:
         self._absurd = ""
         self._texts: list[str] = []
         self._contents: list[str] = []
-        self._text = ""  # of the last choice
-        self._index = 0  # of the last choice
         self._done = False
         self._finish = ""
         self._stop = ""
         self._shape: Shape | None = None
-        self._is_content = False  # whether its text is part of the answer itself, if texts are kept
         self._unlike = 0  # shapes since the last event that had one
 
     def read_whole(self, body: bytes) -> None:
@@ -207,7 +225,7 @@ class _Reader:
                 self._fault(RequestFault.MALFORMED, "choices are no list of objects")
                 return
             for choice in choices:
-                self._choice(choice, last_s)
+                self._choice(_said(choice), last_s)
             self._usage(chunk)
         self._done = True
         self._settle()
@@ -224,6 +242,7 @@ class _Reader:
         ends = list(accumulate(lengths))
         position = like = missed = 0
         together = _MOST_TOGETHER_BYTES
+        shared = _shared[self._keep_text]
         while True:
             line_end = body.find(_LINE_ENDS, position, position + _MOST_SIZE_BYTES)
             size_line = _SIZE.match(body, position, line_end) if line_end > 0 else None
@@ -240,7 +259,10 @@ class _Reader:
                 return False
             k = bisect_left(ends, end)
             shape = self._shape
-            if shape is not None and body.startswith(shape.before, start):
+            if shape is None or not body.startswith(shape.before, start):
+                shape = shared.of(body, start, end)
+                self._shape = shape or self._shape
+            if shape is not None:
                 if body.startswith(shape.after, end - len(shape.after)):
                     run = shape.chunks(body, position, position + together)
                     n = len(run.lengths)
@@ -340,11 +362,12 @@ class _Reader:
         """Count events of the present shape, and keep what they hold if that is asked for."""
         self._unlike = 0
         listed = 1 if shape.middle[1] >= 0 else -1
-        self._events.take(run.middles, self._index, listed)
+        self._events.take(run.middles, shape.choice, listed)
+        self._events.reasons |= shape.reasons
         if self._keep_text:
             text = "".join([text for text, _ in run.middles])
             self._texts.append(text)
-            if self._is_content:
+            if shape.is_content:
                 self._contents.append(text)
             if shape.middle[1] >= 0:
                 self.answer.token_ids += [token_id for _, token_id in run.middles]
@@ -356,6 +379,11 @@ class _Reader:
         if data.strip() == b"[DONE]":
             self._done = True
             return True
+        if len(data) <= _MOST_PLAIN_BYTES and (nameless := without_names(data)) is not None:
+            plain = _plain_event(nameless)
+            if plain is not None:
+                self._plain(plain, event, data_at, time_s)
+                return True
         try:
             payload = _parsed(data)
             if not isinstance(payload, dict):
@@ -374,16 +402,25 @@ class _Reader:
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
-        n_contents = len(self._contents)
-        for choice in choices:
-            self._choice(choice, time_s)
-        has_usage = self._usage(payload)
-        if not has_usage and len(choices) == 1 and not self._finish and self._is_new(event):
-            self._unlike += 1
-            self._shape = Shape.of(event, data_at)
-            if self._shape is not None and not self._fits(self._shape, choices[0], n_contents):
-                self._shape = None
+        self._plain(_PlainEvent(payload, list(map(_said, choices))), event, data_at, time_s)
         return True
+
+    def _plain(self, plain: _PlainEvent, event: bytes, data_at: int, time_s: float) -> None:
+        """Read an event that has no fault, and make a shape of it if it can have one."""
+        n_contents = len(self._contents)
+        for said in plain.said:
+            self._choice(said, time_s)
+        has_usage = self._usage(plain.payload)
+        if has_usage or len(plain.said) != 1 or self._finish or not self._is_new(event):
+            return
+        self._unlike += 1
+        self._shape = Shape.of(event, data_at)
+        if self._shape is None:
+            return
+        if not self._fits(self._shape, plain.said[0], n_contents):
+            self._shape = None
+        elif not self._stop:
+            _shared[self._keep_text].add(self._shape)
 
     def _is_new(self, event: bytes) -> bool:
         """Whether a shape is to be made of an event."""
@@ -391,41 +428,38 @@ class _Reader:
             return False
         return self._shape is None or not self._shape.frames(event)
 
-    def _fits(self, shape: Shape, choice: Mapping[str, Any], n_contents: int) -> bool:
+    def _fits(self, shape: Shape, said: _Said, n_contents: int) -> bool:
         """Whether the middle of a shape is what was read of its event."""
         text, token_id = shape.middle
-        ids = choice.get("token_ids")
-        if self._text != text or _part(choice).get(shape.field) != text:
+        choice, ids = said.choice, said.choice.get("token_ids")
+        if said.shown.text != text or _part(choice).get(shape.field) != text:
             return False
         if token_id >= 0 and ids != [token_id]:
             return False
+        if said.shown.listed != (1 if token_id >= 0 else -1):
+            return False
+        shape.choice, shape.reasons = said.index, said.shown.reasons
         if self._keep_text:
             contents = self._contents[n_contents:]
-            self._is_content = bool(contents)
+            shape.is_content = bool(contents)
             single_text = contents in ([], [text]) and not choice.get("index")
             return single_text and (token_id >= 0 or not ids)
         return True
 
-    def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
-        part = _part(choice)
-        text, content, size, listed, reasons = shown(choice, part)
-        self._text = text
-        index = choice.get("index")
-        self._index = index if isinstance(index, int) else 0
-        finish = choice.get("finish_reason")
-        if isinstance(finish, str) and finish and self._finish not in _NO_ENDS:
-            self._finish = finish
-        if stop := choice.get("stop_reason"):
-            self._stop = str(stop)
-        # A role, and a last event that only says why it is the last, bring no token.
-        if size or not (part.get("role") or finish):
-            self._events.add(time_s, size, self._index, listed)
+    def _choice(self, said: _Said, time_s: float) -> None:
+        text, content, size, listed, reasons = said.shown
+        if said.finish and self._finish not in _NO_ENDS:
+            self._finish = said.finish
+        if said.stop:
+            self._stop = said.stop
+        if said.counts:
+            self._events.add(time_s, size, said.index, listed)
             self._events.reasons |= reasons
         if self._keep_text:
             self._texts.append(text)
-            if not self._index:
+            if not said.index:
                 self._contents.append(content)
-                ids = choice.get("token_ids")
+                ids = said.choice.get("token_ids")
                 if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
                     self.answer.token_ids += ids
 
@@ -498,6 +532,42 @@ class _Reader:
             answer.detail = "a whole answer without a token"
             if answer.completion_tokens > 0:
                 answer.detail = f"{answer.completion_tokens:,} tokens by the usage, and none shown"
+
+
+def _said(choice: Mapping[str, Any]) -> _Said:
+    part = _part(choice)
+    shows = shown(choice, part)
+    index, finish, stop = (
+        choice.get("index"),
+        choice.get("finish_reason"),
+        choice.get("stop_reason"),
+    )
+    # A role, and a last event that only says why it is the last, bring no token.
+    counts = shows.size > 0 or not (part.get("role") or finish)
+    return _Said(
+        choice,
+        shows,
+        index if isinstance(index, int) else 0,
+        finish if isinstance(finish, str) else "",
+        str(stop) if stop else "",
+        counts,
+    )
+
+
+@lru_cache(maxsize=_MOST_PLAIN)
+def _plain_event(data: bytes) -> _PlainEvent | None:
+    """An event with these data; None if it is of another API or has a fault, or cannot be read."""
+    try:
+        payload = _parsed(data)
+    except ValueError:
+        return None
+    if not isinstance(payload, dict) or "choices" not in payload or _is_error(payload):
+        return None
+    choices = _choices(payload)
+    return None if choices is None else _PlainEvent(payload, list(map(_said, choices)))
+
+
+_shared = (SharedShapes(), SharedShapes())  # of answers whose texts are not kept, and are
 
 
 def _part(choice: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,13 @@ _TEXT_FIELD = re.compile(rb'"(text|content|reasoning_content|reasoning)": ?"([^"
 _ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]{1,18})\]')
 _ID = re.compile(rb"0|[1-9][0-9]{0,17}")
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
+# The start of an event's data: what differs between the events of two answers that are else alike.
+_OPENING = re.compile(
+    rb'(\{"id": ?")[ !#-\[\]-~]*("(?:, ?"object": ?"[a-z._]*")?, ?"created": ?)'
+    rb"(?:0|[1-9][0-9]{0,17})(?=[,}])"
+)
+_DATA = b"data: "
+_MOST_SHARED = 8
 _LINE_ENDS = b"\r\n"
 _MOST_KNOWN = 1 << 14  # middles that are remembered
 _MOST_KNOWN_BYTES = 256  # of each
@@ -39,15 +46,22 @@ class Shape:
     text; `after` ends with the event. `middle` is that of the event that the shape was made of.
     """
 
-    __slots__ = ("_known", "after", "before", "field", "middle")
+    __slots__ = (
+        *("_known", "after", "before", "between", "choice", "field", "is_content", "middle"),
+        "reasons",
+    )
 
     def __init__(
         self, field: str, before: bytes, middle: Middle, between: bytes, after: bytes
     ) -> None:
         self.field = field  # name of the text
         self.before = before
+        self.between = between
         self.after = after
         self.middle = middle
+        self.choice = 0
+        self.is_content = False  # whether its text is part of the answer itself, if texts are kept
+        self.reasons = False  # whether it is reasoning
         self._known = _known(between)
 
     @classmethod
@@ -66,6 +80,12 @@ class Shape:
         first, last = ids[0].span(1)
         middle = text, int(ids[0][1])
         return cls(field, event[:start], middle, event[end:first], event[last:])
+
+    def begun(self, before: bytes) -> Shape:
+        """The same shape with another beginning, of another answer."""
+        shape = Shape(self.field, before, self.middle, self.between, self.after)
+        shape.choice, shape.is_content, shape.reasons = self.choice, self.is_content, self.reasons
+        return shape
 
     def frames(self, event: bytes) -> bool:
         """Whether an event differs within this shape alone: its text is empty, say."""
@@ -100,6 +120,44 @@ class Shape:
         middles = list(map(cache.__getitem__, map(bytes.removeprefix, parts, heads)))
         n = middles.index(None) if None in middles else len(middles)
         return Run(lengths[:n], middles[:n])  # type: ignore[arg-type]
+
+
+def without_names(data: bytes) -> bytes | None:
+    """The data of an event without its id and time; None where they do not begin with them."""
+    opening = _OPENING.match(data)
+    return None if opening is None else b"%b%b0%b" % (*opening.groups(), data[opening.end() :])
+
+
+class SharedShapes:
+    """Shapes of the answers before: a server sends the next ones in the same, with other ids."""
+
+    def __init__(self) -> None:
+        # The last first: what opens an event, what follows that, and the shape. Other threads read.
+        self._shapes: tuple[tuple[tuple[bytes, ...], bytes, Shape], ...] = ()
+
+    def add(self, shape: Shape) -> None:
+        """Keep a shape that `of` did not have."""
+        opening = _OPENING.match(shape.before, len(_DATA))
+        if opening is not None and shape.before.startswith(_DATA):
+            rest = shape.before[opening.end() :]
+            latest = opening.groups(), rest, shape
+            self._shapes = (latest, *self._shapes[: _MOST_SHARED - 1])
+
+    def of(self, body: bytes, start: int, end: int) -> Shape | None:
+        """The shape of an event from `start` to `end`, if another answer had it."""
+        if not body.startswith(_DATA, start):
+            return None
+        opening = _OPENING.match(body, start + len(_DATA), end)
+        if opening is not None:
+            position = opening.end()
+            for groups, rest, shape in self._shapes:
+                if (
+                    body.startswith(rest, position)
+                    and body.startswith(shape.after, end - len(shape.after))
+                    and opening.groups() == groups
+                ):
+                    return shape.begun(body[start:position] + rest)
+        return None
 
 
 class _Known(dict[bytes, Middle | None]):

@@ -32,6 +32,7 @@ _ENDS, _CONTEXTS = ".ends", ".contexts"  # files beside the bodies
 
 # Stands for token ids, which are not encoded one by one. No text has its JSON: quotes are bare.
 _IDS_LATER = "\0token ids"
+_MOST_ALIKE = 1 << 12  # bodies that are remembered, without their prompts
 _IDS_LATER_JSON = b'"prompt":"\\u0000token ids"'
 
 REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
@@ -53,6 +54,7 @@ class BodyMaker:
         lengths = crc32(workload.prompt_tokens.tobytes() + workload.output_tokens.tobytes())
         salt = f"{options.salt} {lengths}"
         self._prompts = PromptMaker(vocabulary, workload.prefix_block_size, salt, encoder)
+        self._without_ids: dict[tuple[object, ...] | None, bytes] = {}
         self._first_ids = vocabulary.ids[[0, -1]].tolist() if ends_of_vocabulary else []
         uses_messages = any(api.takes_messages for api in _used(workload, options))
         if options.prompt_format is PromptFormat.TOKEN_IDS and uses_messages:
@@ -63,10 +65,18 @@ class BodyMaker:
 
     def encoded(self, request: Request) -> bytes:
         """Return the request body as JSON."""
-        body = self.body(request, ids_later=True)
-        encoded = encode_json(body).encode()
-        if body.get("prompt") is not _IDS_LATER:
-            return encoded
+        alike = None  # what bodies have in common that differ in their prompts alone
+        if request.text is None and request.body is None and self._options.values_field is None:
+            lengths = request.output_tokens, request.max_output_tokens
+            alike = request.model, request.request_type, request.priority, *lengths
+        encoded = self._without_ids.get(alike)
+        if encoded is None:
+            body = self.body(request, ids_later=True)
+            encoded = encode_json(body).encode()
+            if body.get("prompt") is not _IDS_LATER:
+                return encoded
+            if alike is not None and len(self._without_ids) < _MOST_ALIKE:
+                self._without_ids[alike] = encoded
         ids = self._prompts.token_ids_json(request)
         if self._first_ids:
             ids = encode_json([*self._first_ids, *json.loads(ids)[2:]]).encode()

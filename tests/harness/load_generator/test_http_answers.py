@@ -195,12 +195,20 @@ ODD = st.sampled_from(
 )
 
 
+def of_answer(name, events):
+    """The events with the id and time of an answer."""
+    opening = b'"id":"%b","object":"text_completion","created":%d,' % (name, len(name))
+    return [event.replace(b'"id":"x",', opening) for event in events]
+
+
 @st.composite
 def streams(draw):
-    """Events, most of which have one shape."""
+    """Events, most of which have one shape, and perhaps an id and a time as other answers have."""
     events = draw(st.lists(LIKE, max_size=12)) + draw(st.lists(ODD, max_size=1))
     events += draw(st.lists(LIKE, max_size=6)) + draw(st.lists(ODD, max_size=3))
-    return [*events, event(" z", finish="length"), DONE]
+    events = [*events, event(" z", finish="length"), DONE]
+    name = draw(st.sampled_from([None, b"cmpl-1", b"cmpl-22", b"", b"\\u0041", b"\xff", b'"']))
+    return events if name is None else of_answer(name, events)
 
 
 def torn(stream, ends):
@@ -216,6 +224,7 @@ def read_as_json(raw, keep_text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers.Shape, "of", lambda event, data_at: None)
         patch.setattr(answers._Reader, "read_chunks", lambda self: False)
+        patch.setattr(answers, "without_names", lambda data: None)
         return read_answer(raw, keep_text=keep_text)
 
 
@@ -278,6 +287,35 @@ def test_most_chunks_of_a_stream_are_not_parsed():
     assert len(parsed) == 2
     assert (answer.text, list(answer.token_s)) == ("".join(texts), list(range(1, 201)))
     assert answer.token_ids == [k % 50 for k in range(200)]
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+def test_events_of_a_second_answer_are_read_as_those_of_the_first(keep_text):
+    events = [
+        *(delta(reasoning=text).replace(b"{", b'{"id":"x",', 1) for text in (" r", " s")),
+        *(delta(content=text).replace(b"{", b'{"id":"x",', 1) for text in (" b", " c")),
+        *(event(usage=usage(9, completion_tokens_details={"reasoning_tokens": 5})), DONE),
+    ]
+    first, second = (
+        raw(*map(chunk, of_answer(name, events)), b"0\r\n\r\n", chunked=True)
+        for name in (b"cmpl-1", b"cmpl-22")
+    )
+    expected = read_as_json(second, keep_text)
+    read_answer(first, keep_text=keep_text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_parsed", lambda data: pytest.fail(f"{data} is parsed"))
+        assert read_answer(second, keep_text=keep_text) == expected
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_tokens_of_three_choices_in_turn_belong_to_their_choice(chunked):
+    """After so many events unlike each other no more shapes are made of them."""
+    events = [event(f" {index}", index=index) for _ in range(9) for index in range(3)] + [DONE]
+    pieces = [*map(chunk, events), b"0\r\n\r\n"] if chunked else events
+    answer = read_answer(raw(*pieces, chunked=chunked))
+    assert [list(sequence) for sequence in answer.sequences] == [
+        list(range(1 + index, 28, 3)) for index in range(3)
+    ]
 
 
 def test_malformed_chunk_is_a_problem():

@@ -118,6 +118,14 @@ def body(workload, row=0, **options):
     return BodyMaker(workload, HttpOptions(**options)).body(workload[row])
 
 
+def test_encoded_bodies_hold_the_fields_of_their_own_request(workload):
+    """Bodies that differ in their prompts alone are encoded once."""
+    load = workload(tokens=np.array([3, 3, 4, 3, 3, 4]), priority=np.array([0, 0, 0, 1, 1, 0]))
+    maker = BodyMaker(load, HttpOptions(model="m"))
+    for request in load:
+        assert json.loads(maker.encoded(request)) == maker.body(request)
+
+
 def test_completion_body_asks_for_exactly_the_traces_tokens(workload):
     fields = body(workload(max_output_tokens=np.full(6, 99)), model="m")
     assert len(fields.pop("prompt")) == 8
