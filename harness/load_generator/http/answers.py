@@ -166,7 +166,7 @@ class _Said(NamedTuple):
 
     choice: Mapping[str, Any]
     shown: Shown
-    index: int
+    number: int
     finish: str
     stop: str
     counts: bool
@@ -176,7 +176,7 @@ class _PlainEvent(NamedTuple):
     """An event without a fault, in the form of a chat's."""
 
     payload: Mapping[str, Any]
-    said: Sequence[_Said]
+    messages: Sequence[_Said]
 
 
 class _Reader:
@@ -408,16 +408,16 @@ class _Reader:
     def _plain(self, plain: _PlainEvent, event: bytes, data_at: int, time_s: float) -> None:
         """Read an event that has no fault, and make a shape of it if it can have one."""
         n_contents = len(self._contents)
-        for said in plain.said:
-            self._choice(said, time_s)
+        for message in plain.messages:
+            self._choice(message, time_s)
         has_usage = self._usage(plain.payload)
-        if has_usage or len(plain.said) != 1 or self._finish or not self._is_new(event):
+        if has_usage or len(plain.messages) != 1 or self._finish or not self._is_new(event):
             return
         self._unlike += 1
         self._shape = Shape.of(event, data_at)
         if self._shape is None:
             return
-        if not self._fits(self._shape, plain.said[0], n_contents):
+        if not self._fits(self._shape, plain.messages[0], n_contents):
             self._shape = None
         elif not self._stop:
             _shared[self._keep_text].add(self._shape)
@@ -428,17 +428,17 @@ class _Reader:
             return False
         return self._shape is None or not self._shape.frames(event)
 
-    def _fits(self, shape: Shape, said: _Said, n_contents: int) -> bool:
+    def _fits(self, shape: Shape, message: _Said, n_contents: int) -> bool:
         """Whether the middle of a shape is what was read of its event."""
         text, token_id = shape.middle
-        choice, ids = said.choice, said.choice.get("token_ids")
-        if said.shown.text != text or _part(choice).get(shape.field) != text:
+        choice, ids = message.choice, message.choice.get("token_ids")
+        if message.shown.text != text or _part(choice).get(shape.field) != text:
             return False
         if token_id >= 0 and ids != [token_id]:
             return False
-        if said.shown.listed != (1 if token_id >= 0 else -1):
+        if message.shown.listed != (1 if token_id >= 0 else -1):
             return False
-        shape.choice, shape.reasons = said.index, said.shown.reasons
+        shape.choice, shape.reasons = message.number, message.shown.reasons
         if self._keep_text:
             contents = self._contents[n_contents:]
             shape.is_content = bool(contents)
@@ -446,20 +446,20 @@ class _Reader:
             return single_text and (token_id >= 0 or not ids)
         return True
 
-    def _choice(self, said: _Said, time_s: float) -> None:
-        text, content, size, listed, reasons = said.shown
-        if said.finish and self._finish not in _NO_ENDS:
-            self._finish = said.finish
-        if said.stop:
-            self._stop = said.stop
-        if said.counts:
-            self._events.add(time_s, size, said.index, listed)
+    def _choice(self, message: _Said, time_s: float) -> None:
+        text, content, size, listed, reasons = message.shown
+        if message.finish and self._finish not in _NO_ENDS:
+            self._finish = message.finish
+        if message.stop:
+            self._stop = message.stop
+        if message.counts:
+            self._events.add(time_s, size, message.number, listed)
             self._events.reasons |= reasons
         if self._keep_text:
             self._texts.append(text)
-            if not said.index:
+            if not message.number:
                 self._contents.append(content)
-                ids = said.choice.get("token_ids")
+                ids = message.choice.get("token_ids")
                 if isinstance(ids, list) and all(type(token_id) is int for token_id in ids):
                     self.answer.token_ids += ids
 
