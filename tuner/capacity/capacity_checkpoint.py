@@ -244,9 +244,14 @@ class RememberingRunner:
             new = [seed for seed in seeds if self._known(rate_rps, seed, requests) is None]
             self.begin(rate_rps, new, requests)
 
-    def _known(self, *run: float) -> LevelSample | None:
-        matches = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
-        return next(matches, None)
+    def _known(self, rate_rps: float, seed: int, requests: int) -> LevelSample | None:
+        """The run, or the shorter one for which the time of an earlier search sufficed."""
+        runs = [run for run in self.samples if (run.rate_rps, run.seed) == (rate_rps, seed)]
+        return max(
+            (run for run in runs if run.requests <= requests),
+            key=lambda run: run.requests,
+            default=None,
+        )
 
 
 def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:
