@@ -96,7 +96,7 @@ def test_documented_azure_example_is_served_by_a_front_as_strict(
     slo_bench, azure, tmp_path, monkeypatch
 ):
     url, served = azure
-    monkeypatch.setenv("AZURE_KEY", "sesame")
+    monkeypatch.setenv("MY_KEY", "sesame")
     words = [word.replace("https://host", url) for word in documented()]
     small = ("--workload", "synthetic", "--prompt-tokens", "8", "--output-tokens", "3")
     code, printed, problems = slo_bench(
@@ -113,7 +113,7 @@ def test_documented_azure_example_is_served_by_a_front_as_strict(
 
 def test_azure_deployment_without_its_key_is_told_in_one_request(slo_bench, azure, monkeypatch):
     url, served = azure
-    monkeypatch.setenv("AZURE_KEY", "wrong")
+    monkeypatch.setenv("MY_KEY", "wrong")
     words = [word.replace("https://host", url) for word in documented()]
     code, _, problems = slo_bench(*words, "--out", "o")
     assert code == 2
