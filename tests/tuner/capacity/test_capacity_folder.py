@@ -243,7 +243,9 @@ def test_capacity_of_a_server_that_ignores_max_tokens_tells_the_longer_answers(t
     options = QUICK.model_copy(update={"max_requests": 400})
     with serving(config) as mock:
         asked = over_http(mock, 60.0, rates=[100, 200])
-        outcome = search_capacity(asked, tmp_path / "run", options=options)
+        said = []
+        outcome = search_capacity(asked, tmp_path / "run", options=options, say=said.append)
+    assert "sending a first request" in said
     (row,) = outcome.rows()
     assert (row["failed"], row["faults_decide"]) == (0, False)
     assert row["surplus_outputs"] == row["requests_spent"]
