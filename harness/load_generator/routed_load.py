@@ -158,13 +158,13 @@ def connections_note(workload: Workload, options: HttpOptions) -> str:
         needed = int((ends - np.arange(len(arrival_s))).max(initial=0))
         why = "arrive within a second"
     processes = _processes(workload, options, ThisMachine())
-    most = sockets_left() * processes
-    if needed <= most:
+    connections = sockets_left() * processes
+    if needed <= connections:
         return ""
     return (
         f"{needed:,} requests of the level {why}, but the limit of open files (ulimit -n) leaves "
-        f"{most:,.0f} connections to {processes} process{'es' * (processes > 1)}: those beyond it "
-        "fail and make the level invalid; raise the limit, or give more --processes"
+        f"{connections:,.0f} connections to {processes} process{'es' * (processes > 1)}: those "
+        "beyond it fail and make the level invalid; raise the limit, or give more --processes"
     )
 
 

@@ -242,10 +242,10 @@ def test_capacity_of_a_server_that_ignores_max_tokens_tells_the_longer_answers(t
     config = MockConfig(ttft_s=0.002, itl_s=0.0, answer_tokens=64)
     options = QUICK.model_copy(update={"max_requests": 400})
     with serving(config) as mock:
-        asked = over_http(mock, 60.0, rates=[100, 200])
-        said = []
-        outcome = search_capacity(asked, tmp_path / "run", options=options, say=said.append)
-    assert "sending a first request" in said
+        server_setup = over_http(mock, 60.0, rates=[100, 200])
+        notes = []
+        outcome = search_capacity(server_setup, tmp_path / "run", options=options, say=notes.append)
+    assert "sending a first request" in notes
     (row,) = outcome.rows()
     assert (row["failed"], row["faults_decide"]) == (0, False)
     assert row["surplus_outputs"] == row["requests_spent"]
