@@ -30,6 +30,8 @@ from ..output.progress import changing_line
 if TYPE_CHECKING:
     from ...tuner.capacity.folder import CapacityProgress
 
+Note = Callable[[str], None]
+
 EXAMPLES = (
     "slo-bench capacity",
     "slo-bench capacity --system vllm --system sarathi --workload azure-conv",
@@ -104,7 +106,7 @@ def capacity(
             f"interrupted; go on with: slo-bench capacity --resume --out {shlex.quote(str(folder))}"
         ),
         execution.watched(folder),
-        _display(folder, lines=not simulated) as (watch, ended),
+        _display(folder, lines=not simulated) as (watch, ended, note),
         options.pool_of(cluster, cores() if jobs is None else jobs)
         if simulated
         else contextlib.nullcontext() as pool,
@@ -119,6 +121,7 @@ def capacity(
             ended=ended,
             pool=pool,
             senders=senders,
+            say=note,
             command=sys.argv[1:],
         )
     page = None if execution.no_report else write_page(folder)
@@ -147,8 +150,9 @@ def _advice(rows: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
 @contextlib.contextmanager
 def _display(
     folder: Path, *, lines: bool
-) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None] | None]]:
-    """Return the callbacks for a finished run and for progress within a run: a status line.
+) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None], Note]]:
+    """Return the callbacks for a finished run, for progress within a run and for a note: a status
+    line.
 
     Where stderr is no terminal, `lines` prints a line for each run.
     """
@@ -174,7 +178,12 @@ def _display(
         def ended(requests: int, clock_s: float) -> None:
             show(f"{line} · running, {requests:,} ended")
 
-        yield watch, ended
+        def note(text: str) -> None:
+            show(text)
+            if say is None:
+                typer.echo(text, err=True)
+
+        yield watch, ended, note
 
 
 def _progress_text(progress: CapacityProgress) -> str:

@@ -22,6 +22,7 @@ from .http.request_columns import FAULTS, RequestColumns, SenderResult, joined_c
 from .http.unserved import first_fault, is_hopeless, is_lost, unserved_because
 from .http.wire_requests import Bodies
 from .load_progress import LoadProgress, Progress
+from .machine import sockets_left
 from .send_job import (
     BODIES,
     Senders,
@@ -107,9 +108,7 @@ def measure(
         )
     options.header_fields()
     whence = senders or ThisMachine()
-    processes = options.processes or (1 if options.length_predictor else whence.count(workload))
-    if workload.concurrency is not None:
-        processes = min(processes, workload.concurrency)
+    processes = _processes(workload, options, whence)
     if senders is not None and options.length_predictor:
         raise SloBenchError("lengths are predicted on this machine alone: leave --executor out")
     if processes > 1 and options.length_predictor:
@@ -139,6 +138,34 @@ def measure(
         finally:
             bodies.close()
     return _joined(workload, sent, options, ended_because)
+
+
+def _processes(workload: Workload, options: HttpOptions, whence: Senders) -> int:
+    processes = options.processes or (1 if options.length_predictor else whence.count(workload))
+    return min(processes, workload.concurrency or processes)
+
+
+def connections_note(workload: Workload, options: HttpOptions) -> str:
+    """How many connections this machine allows, where a level needs more; else empty.
+
+    A closed loop needs its concurrency, an open one at least those of the second in which most
+    requests arrive.
+    """
+    needed, why = workload.concurrency or 0, "are open at once"
+    if workload.concurrency is None:
+        arrival_s = np.sort(workload.arrival_s[workload.follows < 0])
+        ends = np.searchsorted(arrival_s, arrival_s + 1.0, side="right")
+        needed = int((ends - np.arange(len(arrival_s))).max(initial=0))
+        why = "arrive within a second"
+    processes = _processes(workload, options, ThisMachine())
+    connections = sockets_left() * processes
+    if needed <= connections:
+        return ""
+    return (
+        f"{needed:,} requests of the level {why}, but the limit of open files (ulimit -n) leaves "
+        f"{connections:,.0f} connections to {processes} process{'es' * (processes > 1)}: those "
+        "beyond it fail and make the level invalid; raise the limit, or give more --processes"
+    )
 
 
 def _end_of(

@@ -82,6 +82,13 @@ def failed_text(cells: pd.DataFrame) -> str:
     return f"{text} ({fault})" if (counts > 0).sum() == 1 else f"{text} (most in one run: {fault})"
 
 
+def surplus_text(surplus_outputs: int, requests: int) -> str:
+    """`12 of 300 answers have more tokens than requested`; empty where none does."""
+    if not surplus_outputs:
+        return ""
+    return f"{surplus_outputs:,} of {requests:,} {_COUNTS['surplus_outputs']}"
+
+
 def counted_text(cells: pd.DataFrame, column: str, noun: str) -> str:
     """`12 of 3,000` and the noun, by the sum of a column; empty where that is 0 or missing."""
     count = int(cells[column].fillna(0).sum()) if column in cells else 0

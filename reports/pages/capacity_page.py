@@ -19,6 +19,7 @@ from ...tuner.capacity.search_options import SearchOutcome
 from ..figures.facets import SETUP, facet_noun, facets_of
 from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, rate_text, seconds_text
 from .answer import strong
+from .answers_page import surplus_text
 from .table import Cell, Table, one_group
 
 Row = Mapping[str, Any]
@@ -44,7 +45,7 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
 
 def failed_lines(rows: Sequence[Row]) -> list[str]:
     """For each search the requests that failed other than by overload, and which of its results
-    they decide.
+    they decide; then how many answers are longer than requested.
     """
     lines = {}
     for row in rows:
@@ -64,7 +65,12 @@ def failed_lines(rows: Sequence[Row]) -> list[str]:
                     "the server may carry more"
                 )
             lines[row["search"]] = f"{line}."
-    return list(lines.values())
+    return [*lines.values(), *dict.fromkeys(filter(None, map(_surplus_line, rows)))]
+
+
+def _surplus_line(row: Row) -> str:
+    surplus = surplus_text(row.get("surplus_outputs", 0), row["requests_spent"])
+    return f"{row['search']}: {surplus}." if surplus else ""
 
 
 def _cells(row: Row, name: str) -> list[str | Cell]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...tuner.search.evaluate_configuration import ANSWERED, DRIFTING
 from ...tuner.search.outcome import FILE, read_tuning
+from ...tuner.search.runs import FAULTS
 from ...tuner.search.settings import TuningObjective, tuning_objectives
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
@@ -17,6 +18,7 @@ from ..figures.drawing import page_data
 from ..figures.figure import form_text, percent_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from .answers_page import surplus_text
 from .document import PlotlyJs, page, write_page
 from .summary_page import NOT_STATIONARY
 from .table import Table, one_group
@@ -24,7 +26,9 @@ from .table import Table, one_group
 
 def tuning_text(tuning: Plain) -> RenderableType:
     """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
-    parts: list[RenderableType] = [Text(headline(tuning), style="bold"), _best_table(tuning)]
+    lines = [*faults_texts(tuning), headline(tuning)]
+    parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
+    parts.append(_best_table(tuning))
     if note := _trials_note(tuning):
         parts.append(Text(note, style="dim"))
     if any(tuning["importances"].values()):
@@ -45,6 +49,26 @@ def tuning_text(tuning: Plain) -> RenderableType:
     if len(failed) > 5:
         parts.append(Text(f"… and {len(failed) - 5} others", style="yellow"))
     return Group(*parts)
+
+
+def faults_texts(tuning: Plain) -> list[str]:
+    """How many requests of the trials failed other than by overload, and how many answers are
+    longer than requested; no line where none is.
+    """
+    rows = [row for row in tuning["trials"] if FAULTS in row["figures"]]
+    faults = [row["figures"][FAULTS] for row in rows]
+    lines = []
+    if failed := sum(fault["failed"] for fault in faults):
+        worst = max(faults, key=lambda fault: int(fault["failed"]))
+        numbers = [str(r["number"]) for r in rows if r["figures"][FAULTS]["failed"]]
+        lines.append(
+            f"{failed:,} of {tuning['requests']:,} requests failed ({worst['failed_because']}), in "
+            f"trial{'s' * (len(numbers) > 1)} {', '.join(numbers)}."
+        )
+    surplus = sum(fault["surplus_outputs"] for fault in faults)
+    if text := surplus_text(surplus, tuning["requests"]):
+        lines.append(f"{text}.")
+    return lines
 
 
 def _noted(table: Table, title: str) -> list[RenderableType]:
@@ -303,7 +327,7 @@ def write_tuning(tuning: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Pa
             f"sampler {tuning['sampler']}",
         ],
         badge=origin(tuning),
-        answer=headline(tuning),
+        answer=" ".join([*faults_texts(tuning), headline(tuning)]),
         proof=confirmed_sentence(tuning),
         compared=compared,
         confirmed=_confirmed_table(tuning),

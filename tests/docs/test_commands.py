@@ -62,6 +62,8 @@ NOT_RUN = {
     "pip install optuna-dashboard": ".ci/environments types it, with a version",
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
     "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
+    "slo-bench run --base-url https://host --api messages --api-key-env MY_KEY --model NAME "
+    "--rates 1": "the mock has no messages; tests of the load generator read their events",
     # Too long; the command is tested on a small folder.
     "slo-bench serve vllm --backend vllm --model models/tiny --port 8000 "
     "--server-arg=--max-model-len=2048": "waits; for the clients of the next line",

@@ -144,7 +144,8 @@ class CellRunner:
                 f"no result{load}: {measured.invalid_because}; finished runs are kept, and "
                 "--resume goes on once the server serves these requests"
             )
-        self.keep(cell, self.server.row(spec, workload, measured))
+        row = self.server.row(spec, workload, measured)
+        self.keep(cell, row)
         records = measured.result.records
         batches = batches_of(
             arrival_s=records.arrival_s,
@@ -165,6 +166,7 @@ class CellRunner:
             requests=len(records.arrival_s),
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
+            surplus_outputs=int(row.get("surplus_outputs") or 0),
             control=control,
             **_failed(measured.columns),
         )

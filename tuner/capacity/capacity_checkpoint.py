@@ -9,7 +9,6 @@ import json
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from ...workloads.whole_file import write_whole
 from .capacity_cells import search_of
 from .capacity_options import CapacityOptions
 from .capacity_search import Foresee
-from .level_samples import LevelRunner, LevelSample, sample_from_plain
+from .level_samples import LevelRunner, LevelSample, faults_of, sample_from_plain
 from .search_options import Budget, Capacity, CapacitySearch, SearchOptions
 
 _NEAR = 1.25  # times the interval's ends: rates that decide it
@@ -68,8 +67,7 @@ class CapacityRecord:
             for level in self.search.levels
         ]
         runs = [sample for level in self.search.levels for sample in level.samples]
-        failed = sum(run.failed for run in runs)
-        failures = Counter({run.failed_because: run.failed for run in runs if run.failed})
+        faults = faults_of(runs)
         return [
             {
                 "search": self.name,
@@ -86,8 +84,7 @@ class CapacityRecord:
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,
                 "stopped": self.search.stopped,
-                "failed": failed,
-                "failed_because": failures.most_common(1)[0][0] if failures else "",
+                **faults,
                 "faults_decide": _faults_decide(capacity, levels),
                 "levels": levels,
             }
@@ -244,9 +241,14 @@ class RememberingRunner:
             new = [seed for seed in seeds if self._known(rate_rps, seed, requests) is None]
             self.begin(rate_rps, new, requests)
 
-    def _known(self, *run: float) -> LevelSample | None:
-        matches = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
-        return next(matches, None)
+    def _known(self, rate_rps: float, seed: int, requests: int) -> LevelSample | None:
+        """The run, or the shorter one for which the time of an earlier search sufficed."""
+        runs = [run for run in self.samples if (run.rate_rps, run.seed) == (rate_rps, seed)]
+        return max(
+            (run for run in runs if run.requests <= requests),
+            key=lambda run: run.requests,
+            default=None,
+        )
 
 
 def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:

@@ -41,6 +41,7 @@ _LENGTHEN = 4  # times what the longest run was, at most
 _LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
+_LEAST_LAST = 0.5  # times the least run: a run in the time that is left
 _FIRST_BURST, _MOST_BURSTS = 40, 6  # requests
 _BURST_S = 8.0  # that a burst lasts, at most about
 _GROWN = 1.2  # times, a throughput that still grows
@@ -133,6 +134,9 @@ class _Search:
         except _BudgetSpentError as spent:
             self._budget_spent = spent.budget
             stopped = str(spent)
+        budgets = (self._budget_spent, *self._exhausted.values())
+        if any(budget is not None and budget.setting == "max_time_s" for budget in budgets):
+            stopped = f"{stopped}; {self._passed()}"
         if not any(level.counted for level in self._levels()):
             raise SloBenchError(
                 "no valid run: the client was late at every rate tried; "
@@ -181,6 +185,26 @@ class _Search:
         return Capacity(
             target, capacity_rps, low_rps, high_rps, False, outcome, limited_by=limited_by
         )
+
+    def _passed(self) -> str:
+        """The highest rate that passed, for every target."""
+        parts = []
+        for target in sorted(self._options.targets):
+            passing, failing = self._decided(target)
+            top = min(failing, default=math.inf)
+            rate = max((rate for rate in passing if rate < top), default=None)
+            if rate is None:
+                parts.append(f"no rate passed {target:g}")
+            else:
+                parts.append(f"the highest rate that passed {target:g} is {rate:g} req/s")
+            flattered = [lv for lv in self._usable() if lv.passes(target) is None]
+            if rate is None and flattered:
+                level = flattered[-1]
+                parts[-1] += (
+                    f", but at {level.rate_rps:g} req/s {level.attainment:.1%} were in SLO, in "
+                    "runs too short to pass"
+                )
+        return "; ".join(parts)
 
     def _decided(self, target: float) -> tuple[list[float], list[float]]:
         """Rates that pass and rates that fail; rates that are undecided are in neither."""
@@ -270,7 +294,10 @@ class _Search:
         return self._options.budget.extended(horizon_s, rate_rps)
 
     def _run(self, rate_rps: float, requests: int, target: float | None = None) -> LevelSample:
-        """A run; `target` is the one that it refines, None where it serves all."""
+        """A run; `target` is the one that it refines, None where it serves all.
+
+        Where the time that is left does not suffice for it, it is as long as that allows.
+        """
         others = [
             spent_on_target for other, spent_on_target in self._own.items() if other != target
         ]
@@ -280,7 +307,9 @@ class _Search:
             self._budget(rate_rps), spent, wall_s, requests, self._levels(), rate_rps
         )
         if limit is not None:
-            raise _BudgetSpentError(limit)
+            if limit.fitting_requests < _LEAST_LAST * self._options.requests:
+                raise _BudgetSpentError(limit)
+            requests = limit.fitting_requests
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
         self._spent += sample.requests

@@ -91,6 +91,7 @@ def search_capacity(
     ended: Callable[[int, float], None] | None = None,
     pool: WorkerPool | None = None,
     senders: Senders | None = None,
+    say: Callable[[str], None] = lambda text: None,
     command: Sequence[str] = (),
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
@@ -112,6 +113,7 @@ def search_capacity(
         pool: processes that simulate, a `LocalPool` or `OnRay().pool()`: runs of a level and of
             several configurations at once, with the same results.
         senders: machines that send the load to running servers; by default this machine.
+        say: called with what goes on with a real server, and what may make a level invalid.
         command: the command line, for `environment.json`.
 
     Raises:
@@ -143,7 +145,8 @@ def search_capacity(
         try:
             backend = None
             if experiment.backend != SIMULATED:
-                backend = backend_of(salted(planned.resolved, held.environment), senders)
+                salted_plan = salted(planned.resolved, held.environment)
+                backend = backend_of(salted_plan, senders, say)
             before = [] if options.warm_start is None else _neighbours_in(options.warm_start)
             searches = _Searches(
                 experiment, planned, memory.options, memory, before, progress, backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -20,7 +21,8 @@ class LevelSample(RunBatches):
     expected; empty without one. `rate_rps` is 0 where arrivals have no rate. `refused`: requests
     that the server answers with an error whatever the rate is (too long, for example), and
     `refused_because` what it says of most of them; `failed` and `failed_because` likewise those
-    that failed in another way than by overload.
+    that failed in another way than by overload. `surplus_outputs`: answers with more tokens than
+    requested.
     """
 
     rate_rps: float
@@ -32,12 +34,26 @@ class LevelSample(RunBatches):
     refused_because: str = ""
     failed: int = 0
     failed_because: str = ""
+    surplus_outputs: int = 0
     control: tuple[float, ...] = ()
 
     @property
     def valid(self) -> bool:
         """Whether anything can be concluded: not where the client was late."""
         return self.invalid_because is None
+
+
+def faults_of(samples: Sequence[LevelSample]) -> dict[str, Any]:
+    """`failed` and `surplus_outputs` of all samples, `failed_because` of the commonest fault."""
+    faults = Counter[str]()
+    for sample in samples:
+        faults[sample.failed_because] += sample.failed
+    commonest, failed = faults.most_common(1)[0] if faults else ("", 0)
+    return {
+        "failed": faults.total(),
+        "failed_because": commonest if failed else "",
+        "surplus_outputs": sum(sample.surplus_outputs for sample in samples),
+    }
 
 
 def check_refused(samples: Sequence[LevelSample], targets: Sequence[float]) -> None:

@@ -15,7 +15,9 @@ from ...workloads.errors import SloBenchError
 from . import capacity_options as usual
 from .capacity_options import CapacityOptions
 from .curve import CapacityLevel
+from .level_samples import LevelSample
 
+_IN_REAL_TIME = 0.5  # of the time of its arrivals, that a run on a server takes at least
 _GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
 
 
@@ -174,10 +176,14 @@ class CapacitySearch:
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """What ended a search: the setting that allows no further run, and what is left of it."""
+    """What ended a search: the setting that allows no further run, and what is left of it.
+
+    `fitting_requests`: the length of a run for which the time that is left suffices.
+    """
 
     setting: str
     left: str
+    fitting_requests: int = 0
 
 
 def budget_spent(
@@ -200,13 +206,24 @@ def budget_spent(
     runs = [run for level in levels for run in level.samples]
     if budget.time_s is None or not runs:
         return None
-    # What a run takes, one knows by the run at the nearest rate.
-    nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
-    needs_s = nearest.wall_s / nearest.requests * requests
-    if wall_s + needs_s <= budget.time_s:
+    request_s = _request_s(runs, rate_rps)
+    left_s = max(0.0, budget.time_s - wall_s)
+    if request_s * requests <= left_s:
         return None
     return SpentBudget(
         "max_time_s",
-        f"the next run needs {needs_s:.3g} s, "
-        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left",
+        f"the search ended by time: the next run needs {request_s * requests:.3g} s, "
+        f"{left_s:.3g} of {budget.time_s:g} s are left",
+        int(left_s / request_s),
     )
+
+
+def _request_s(runs: Iterable[LevelSample], rate_rps: float) -> float:
+    """Time that a run at `rate_rps` takes for each of its requests, by the one at the nearest rate:
+    on a real server that of an arrival, and what that run took longer than its arrivals.
+    """
+    nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
+    took_s, arrival_s = nearest.wall_s / nearest.requests, 1 / nearest.rate_rps
+    if took_s < _IN_REAL_TIME * arrival_s:
+        return took_s
+    return 1 / rate_rps + max(0.0, took_s - arrival_s)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
@@ -29,7 +29,9 @@ from ..capacity.capacity_cells import (
     RealServer,
     Simulator,
 )
-from ..capacity.level_samples import LevelSample, sample_from_plain
+from ..capacity.level_samples import LevelSample, faults_of, sample_from_plain
+
+FAULTS = "faults"  # figure of a trial: failed requests and longer answers, where there are any
 
 
 class InfeasibleError(SloBenchError):
@@ -81,6 +83,12 @@ class Runs:
     def wall_s(self) -> float:
         """Total duration of the runs in seconds."""
         return sum(run.sample.wall_s for run in self._known.values())
+
+    @property
+    def faults(self) -> dict[str, Any]:
+        """Faults of all runs, as by `faults_of`; empty where there are none."""
+        faults = faults_of([run.sample for run in self._known.values()])
+        return faults if faults["failed"] or faults["surplus_outputs"] else {}
 
     def level(self, rate_rps: float | None, seed: int, requests: int) -> Run:
         """The run, made if there is none yet; `rate_rps` None: arrivals have no rate.

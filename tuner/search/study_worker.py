@@ -19,7 +19,7 @@ from .evaluate_configuration import (
     PruningThreshold,
     gpus_of,
 )
-from .runs import InfeasibleError
+from .runs import FAULTS, InfeasibleError, Runs
 from .samplers import SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
 from .space import Tuning, key_of
@@ -164,12 +164,18 @@ class StudyWorker:
         except SloBenchError as error:
             self.evaluation.servers.stop()
             trial.set_user_attr("failed", str(error))
-            trial.set_user_attr("requests", runs.requests)
+            self._note_requests(trial, runs)
             self.study.tell(trial, state=TrialState.FAIL)
             return
-        trial.set_user_attr("requests", runs.requests)
+        self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
         self._tell(trial, worth)
+
+    @staticmethod
+    def _note_requests(trial: Trial, runs: Runs) -> None:
+        trial.set_user_attr("requests", runs.requests)
+        if faults := runs.faults:
+            trial.set_user_attr(FAULTS, faults)
 
     def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
         trial.set_user_attr("infeasible", str(error))

@@ -28,7 +28,7 @@ from ...load_generator.http.unserved import most_common_detail
 from ...load_generator.listed_models import folders_of, listed_models
 from ...load_generator.load_progress import Progress
 from ...load_generator.probe import reach
-from ...load_generator.routed_load import Client, HttpResult, measure
+from ...load_generator.routed_load import Client, HttpResult, connections_note, measure
 from ...load_generator.send_job import Senders
 from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
@@ -116,6 +116,7 @@ class HttpBackend:
             reached=reached.changes,
             max_model_tokens=most_tokens if isinstance(most_tokens, int) else None,
             failures=[reached.failed_as] if reached.failed_as else [],
+            say=self.say,
         )
 
 
@@ -135,7 +136,8 @@ class Attached(Deployment):
     """Running servers. `values_field`: the request field for a policy's inputs; `senders`: the
     machines that send requests, None: this machine; `reached`: options that the servers need, found
     by probes; `max_model_tokens`: of prompt and answer, as the server says; `failures`: how the
-    first request of each cell so far failed, empty where one of the cell was served.
+    first request of each cell so far failed, empty where one of the cell was served; `say` is
+    called with what may make a level invalid, before it.
     """
 
     endpoints: Sequence[Endpoint]
@@ -145,6 +147,7 @@ class Attached(Deployment):
     reached: Mapping[str, Any] = field(default_factory=dict)
     max_model_tokens: int | None = None
     failures: list[str] = field(default_factory=list)
+    say: Say = silent
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
@@ -163,6 +166,8 @@ class Attached(Deployment):
                 length_seed=spec.seed,
                 lengths_folder=folder / "lengths" / spec.cell,
             )
+        if self.senders is None and (note := connections_note(workload, options)):
+            self.say(note)
         before = CacheCounters.read(self._metrics(), metrics_by_server())
         with watching(self._gpus()) as watch, self._watched() as gone:
             http_result = measure(

@@ -184,6 +184,7 @@ class LaunchedBackend:
                 serve=serve,
                 gateway=gateway,
                 embedder=embedder,
+                say=self.say,
             )
 
     def _serve(self, spec: CellSpec) -> Serve:

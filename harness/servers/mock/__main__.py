@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         "--service", dest="service_s", type=float, help="seconds that any answer takes in its slot"
     )
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
+    parser.add_argument("--answer-tokens", type=int, help="default: as many as a request allows")
     parser.add_argument("--model", default=default.model, help="the name it gives itself")
     parser.add_argument("--fault", choices=[fault.value for fault in InjectedFault])
     parser.add_argument("--fault-every", type=int, default=1, help="which requests it happens to")

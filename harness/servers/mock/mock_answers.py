@@ -129,8 +129,8 @@ class Streamed:
         prompt = body.get("messages") or body.get("input") or body.get("prompt") or ""
         self._inputs = len(prompt) if isinstance(prompt, list) and _nested(prompt) else 1
         self.prompt_tokens = _count_tokens(prompt)
-        tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
-        self.output_tokens = 1 if self._embeds else tokens
+        allowed = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
+        self.output_tokens = 1 if self._embeds else service.config.answer_tokens or allowed
 
     def refuse(self, status: int, message: str) -> None:
         """Send an error as the first event of a stream."""

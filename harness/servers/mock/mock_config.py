@@ -35,7 +35,7 @@ class MockConfig:
     come first served (with equal answers: an M/D/c queue under Poisson arrivals). `service_s`
     stretches the gaps so that every answer takes that time in its slot, whatever its length.
     `fault` happens to every `fault_every`-th request, after `fault_after` tokens if it happens in
-    mid-stream.
+    mid-stream. An answer has `answer_tokens`, whatever the request allows; None: as many as that.
     """
 
     ttft_s: float = 0.05
@@ -43,6 +43,7 @@ class MockConfig:
     slots: int | None = None
     service_s: float | None = None
     tokens_per_chunk: int = 1
+    answer_tokens: int | None = None
     model: str = "mock"
     fault: InjectedFault | None = None
     fault_every: int = 1
@@ -55,6 +56,8 @@ class MockConfig:
         for name in ("tokens_per_chunk", "fault_every"):
             if getattr(self, name) < 1:
                 raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
+        if self.answer_tokens is not None and self.answer_tokens < 1:
+            raise SloBenchError(f"answer_tokens must be at least 1 but is {self.answer_tokens}")
         if self.slots is not None and self.slots < 1:
             raise SloBenchError(f"slots must be at least 1 but is {self.slots}")
         if self.service_s is not None and self.service_s < self.ttft_s:

@@ -52,7 +52,13 @@ def test_mock_answers_models_health_and_metrics():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ttft_s": -1}, {"slots": 0}, {"tokens_per_chunk": 0}, {"ttft_s": 1, "service_s": 0.5}],
+    [
+        {"ttft_s": -1},
+        {"slots": 0},
+        {"answer_tokens": 0},
+        {"tokens_per_chunk": 0},
+        {"ttft_s": 1, "service_s": 0.5},
+    ],
 )
 def test_mock_config_refuses_impossible_values(wrong):
     with pytest.raises(SloBenchError, match="must"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.records.request_records import Outcome
+from slo_bench.harness.load_generator import routed_load
 from slo_bench.harness.load_generator.http import (
     Api,
     Endpoint,
@@ -21,7 +22,7 @@ from slo_bench.harness.load_generator.http import (
     heartbeats,
 )
 from slo_bench.harness.load_generator.http.wire_requests import Bodies, WireRequests
-from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.load_generator.routed_load import connections_note, measure
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError
 
@@ -194,6 +195,29 @@ def test_limit_of_open_files_fails_requests_on_our_side(workload, run, monkeypat
     assert measurement.faults() == {RequestFault.CLIENT: 4}
     assert measurement.invalid_because == "4 requests failed on our side"
     assert "ulimit -n" in "".join(measurement.details.values())
+
+
+def test_limit_of_open_files_is_named_before_a_level_that_needs_more(workload, monkeypatch):
+    monkeypatch.setattr(routed_load, "sockets_left", lambda: 20)
+    options = HttpOptions(processes=2)
+    assert connections_note(workload(40, gap_s=0.0), options) == ""
+    assert connections_note(workload(400, gap_s=0.03), options) == ""  # 34 a second
+    note = connections_note(workload(41, gap_s=0.0), options)
+    assert note.startswith("41 requests of the level arrive within a second")
+    assert "leaves 40 connections to 2 processes" in note
+    closed = connections_note(workload(90, concurrency=60), options)
+    assert closed.startswith("60 requests of the level are open at once")
+
+
+def test_run_names_the_limit_of_open_files_before_its_level(slo_bench, monkeypatch):
+    monkeypatch.setattr(routed_load, "sockets_left", lambda: 3)
+    with serving(MockConfig(ttft_s=0.0, itl_s=0.0)) as server:
+        _, _, problems = slo_bench(
+            *("run", "--base-url", server.url, "--workload", "synthetic", "--prompt-tokens", "8"),
+            *("--output-tokens", "1", "--requests", "9", "--seeds", "1", "--rates", "100"),
+            *("--send-delay-limit", "60", "--out", "o", "--no-report"),
+        )
+    assert "leaves 3 connections to 1 process" in problems
 
 
 HEARTBEATS = (

@@ -1,7 +1,9 @@
 """What each field of an answer does to TTFT, TPOT, ITL and counts: the rows of docs/metrics.md."""
 
 import json
+import math
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +164,23 @@ def test_each_kind_of_answer_has_its_ttft_tpot_and_count(name):
     assert answer.fault is RequestFault.NONE
     expected = pytest.approx((ttft_s, tpot_s, tokens), nan_ok=True)
     assert figures(answer) == expected
+
+
+def milliseconds(time_s):
+    if math.isnan(time_s):
+        return "–"
+    return "unknown" if time_s == INF else f"{1000 * time_s:.3g}"
+
+
+def test_page_of_kinds_has_the_values_of_these_rows():
+    page = Path(__file__).parents[3] / "docs" / "measurements" / "answers.md"
+    section = page.read_text("utf-8").split("\n## ")[1]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    assert len(lines) == 25  # with two of the head
+    for name, before, now in lines[2:]:
+        ttft_s, tpot_s, tokens = ROWS[name][1]
+        assert now == f"{milliseconds(ttft_s)}, {milliseconds(tpot_s)}, {tokens:,}", name
+        assert now != before
 
 
 def test_number_that_usage_and_texts_contradict_is_unsure():

@@ -60,6 +60,8 @@ def test_capacity_says_first_that_faults_decide_its_interval():
     (line,) = failed_lines([{**row, "faults_decide": True}])
     assert "these faults, not latency, decide the interval of ≥ 0.9" in line
     assert failed_lines([{**row, "failed": 0}]) == []
+    surplus = "server: 1,100 of 1,200 answers have more tokens than requested."
+    assert failed_lines([{**row, "failed": 0, "surplus_outputs": 1100}] * 2) == [surplus]
     levels = [{"rate_rps": 20.0, "requests": 1000, "failed": failed} for failed in (90, 10)]
     capacity = Capacity(0.9, 22.7, 17.6, 24.5, precise=False)
     assert capacity_checkpoint._faults_decide(capacity, levels[:1])

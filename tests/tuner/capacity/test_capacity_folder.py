@@ -8,6 +8,7 @@ from slo_bench import Experiment
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock.mock_config import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock.running_mock import serving
+from slo_bench.reports.pages.capacity_page import failed_lines
 from slo_bench.reports.pages.run_page import write_report
 from slo_bench.tuner.capacity.capacity_checkpoint import read_capacity
 from slo_bench.tuner.capacity.capacity_options import CapacityOptions
@@ -204,11 +205,11 @@ def test_warm_start_from_a_folder_without_capacities_is_refused(tmp_path):
         search_capacity(experiment(), tmp_path / "run", options=options)
 
 
-def over_http(mock, **changes):
+def over_http(mock, send_delay_limit_s=0.5, **changes):
     return Experiment(
         systems="mock",
         backend="openai",
-        client={"base_urls": [mock.url], "send_delay_limit_s": 0.5},
+        client={"base_urls": [mock.url], "send_delay_limit_s": send_delay_limit_s},
         model="mock",
         workload="synthetic",
         prompt_tokens="8",
@@ -235,6 +236,21 @@ def test_capacity_of_a_server_over_http(tmp_path):
     assert 0 <= row["low_rps"] <= 200
     carried = [level["rate_rps"] for level in row["levels"] if level["sustained"]]
     assert row["low_rps"] in [0, *carried]
+
+
+def test_capacity_of_a_server_that_ignores_max_tokens_tells_the_longer_answers(tmp_path):
+    config = MockConfig(ttft_s=0.002, itl_s=0.0, answer_tokens=64)
+    options = QUICK.model_copy(update={"max_requests": 400})
+    with serving(config) as mock:
+        server_setup = over_http(mock, 60.0, rates=[100, 200])
+        notes = []
+        outcome = search_capacity(server_setup, tmp_path / "run", options=options, say=notes.append)
+    assert "sending a first request" in notes
+    (row,) = outcome.rows()
+    assert (row["failed"], row["faults_decide"]) == (0, False)
+    assert row["surplus_outputs"] == row["requests_spent"]
+    (line,) = failed_lines([row])
+    assert f"{row['requests_spent']} of {row['requests_spent']} answers have more tokens" in line
 
 
 def test_requests_refused_at_any_rate_end_the_capacity_search(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from reference.mdc_queue import MdcQueue
+from slo_bench.tuner.capacity.capacity_checkpoint import RememberingRunner
 from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.curve import CapacityLevel
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions, SearchOutcome
@@ -86,6 +87,62 @@ def test_find_capacity_keeps_its_budget_of_time():
     assert search.wall_s == len(watched.runs) <= 8
     assert "of 8 s are left" in search.stopped
     assert search.capacities[0].limited_by == "max_time_s"
+
+
+@dataclass
+class InRealTime:
+    """A queue whose runs take as long as their requests do on a server."""
+
+    queue: MdcQueue
+    runs: list = field(default_factory=list)
+
+    def run(self, rate_rps, seed, requests):
+        self.runs.append((rate_rps, seed, requests))
+        sample = self.queue.run(rate_rps, seed, requests)
+        took_s = requests / min(rate_rps, self.queue.limit_rps) + self.queue.service_s
+        return dataclasses.replace(sample, wall_s=took_s)
+
+
+def in_time(queue, time_s, runner=None):
+    """A search like that of a real server, from three quarters of the queue's throughput."""
+    options = SearchOptions(
+        targets=(0.9,),
+        tolerance=0.05,
+        requests=100,
+        budget=Budget(requests=None, time_s=time_s),
+        most_horizons=20.0,
+    )
+    runner = runner or InRealTime(queue)
+    return find_capacity(runner, start_rps=0.75 * queue.limit_rps, options=options)
+
+
+@pytest.mark.parametrize("time_s", [90.0, 150.0])
+def test_find_capacity_uses_its_time_and_tells_the_rate_that_passed(time_s):
+    search = in_time(QUEUE, time_s)
+    assert 0.95 * time_s < search.wall_s < 1.05 * time_s
+    passed_rps = max(level.rate_rps for level in search.levels if level.passes(0.9))
+    assert "ended by time" in search.stopped
+    assert f"the highest rate that passed 0.9 is {passed_rps:g} req/s" in search.stopped
+
+
+def test_find_capacity_without_a_decision_in_time_tells_what_the_runs_met():
+    search = in_time(MdcQueue(8, 2.0, 6.0), 90.0)
+    assert search.capacities[0].outcome is SearchOutcome.UNDECIDED
+    assert search.stopped.endswith(
+        "no rate passed 0.9, but at 3 req/s 100.0% were in SLO, in runs too short to pass"
+    )
+
+
+def test_find_capacity_with_more_time_keeps_the_shorter_last_run():
+    first = InRealTime(QUEUE)
+    samples = []
+    remembered = RememberingRunner(first, samples, list.append)
+    in_time(QUEUE, 90.0, remembered)
+    again = InRealTime(QUEUE)
+    longer = in_time(QUEUE, 300.0, RememberingRunner(again, samples, list.append))
+    assert first.runs[-1][2] not in (100, 400)  # it was as long as the time allowed
+    cells = [(rate_rps, seed) for rate_rps, seed, _ in (*first.runs, *again.runs)]
+    assert len(set(cells)) == len(cells) == sum(len(level.samples) for level in longer.levels)
 
 
 def test_find_capacity_continues_with_another_budget():

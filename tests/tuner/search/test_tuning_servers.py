@@ -1,14 +1,19 @@
 """Real servers as the tuner sees them: started when they must be, failing, and always stopped."""
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.backends.measuring import CellMeasurement
+from slo_bench.harness.load_generator.http.request_columns import FAULTS
+from slo_bench.harness.results.cell_files import Choice
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.reports.pages.tuning import faults_texts
 from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.search import evaluate_configuration, runs, tuning_run
 from slo_bench.tuner.search.evaluate_configuration import cell_of
@@ -77,12 +82,18 @@ class FakeDeployment:
         if self.seqs == 6:
             self.dead = True
             return CellMeasurement(done.result, invalid_because="vllm ended with exit code -9")
+        if self.seqs == 8:
+            second = np.arange(len(workload)) % 2
+            columns = {
+                "status": np.full(len(workload), 200),
+                "fault": Choice(second * FAULTS.index("malformed"), FAULTS),
+                "detail": Choice(second, ["", "no JSON"]),
+            }
+            return dataclasses.replace(done, columns=columns, figures={"surplus_outputs": 7})
         return done
 
 
 def _simulated(spec):
-    import dataclasses
-
     place = spec.placement.replaced(gpu="a100-80g")
     return dataclasses.replace(spec, placement=place)
 
@@ -201,3 +212,14 @@ def test_tune_measures_the_simulated_winner_on_a_server(servers, tmp_path):
     assert all(row.value is not None for row in outcome.confirmed)
     assert servers.starts == [0, 64]  # the default, 256, is not among what is searched
     assert servers.running == 0
+
+
+def test_tune_says_how_many_requests_of_which_trials_failed(servers, tmp_path):
+    outcome = tune(EXPERIMENT, settings((4, 8)), tmp_path / "out")
+    tuning = outcome.plain()
+    configurations = [row["configuration"]["max_num_seqs"] for row in tuning["trials"]]
+    trial = configurations.index(8)
+    assert faults_texts(tuning) == [
+        f"200 of {tuning['requests']} requests failed (no JSON), in trial {trial}.",
+        f"14 of {tuning['requests']} answers have more tokens than requested.",
+    ]
