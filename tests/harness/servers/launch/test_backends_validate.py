@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.results.step_log import read_steps
-from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS
+from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS, TOLERANCE
 from slo_bench.predictors.profiles.profile_format import read_profile
 
 pytestmark = pytest.mark.backends
@@ -72,7 +72,11 @@ def test_validate_profiles_and_simulates_both_systems(ran):
 
         # Measured twice: the same requests after all levels of the start, steps of their own.
         assert all(r["spread"] is None or r["spread"] >= 0 for r in cell_rows)
-        assert any(r["within"] is not None for r in cell_rows)
+        repeated = [row for row in cell_rows if None not in (row["spread"], row["error"])]
+        assert repeated
+        for row in repeated:  # a busy machine's runs may differ by more than the bound
+            decided = row["spread"] <= TOLERANCE or abs(row["error"]) > row["spread"]
+            assert (row["within"] is not None) is decided
         other = folder / "repeated" / "servers" / f"repeated-2-{cell}.meta.json"
         (later,) = json.loads(other.read_text())["steps"]
         assert later["begin"] >= part["end"]
