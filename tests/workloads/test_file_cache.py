@@ -123,6 +123,7 @@ def test_functools_caches_hold_no_user_file():
     }
     assert cached_files == {
         "harness/experiments/config/setting.py",  # the schema
+        "harness/load_generator/http/answers.py",  # events without text, by their bytes
         "harness/load_generator/server_metrics.py",  # names of metrics
         "harness/servers/server_kinds.py",  # installed packages
         "harness/load_generator/http/event_shapes.py",  # the heads of chunks by their length
