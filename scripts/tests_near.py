@@ -93,6 +93,10 @@ EXCEPTIONS = {
     "harness/policies/shared/instance_load.py": "tests/harness/engine/cluster/test_known_ahead.py",
     "harness/policies/vllm_layerwise.py": "tests/harness/engine/cluster/test_instances_apart.py",
     "harness/results/run_checkpoint.py": "tests/tuner/capacity/test_capacity_folder.py",
+    "harness/experiments/backends/attached.py": "tests/harness/experiments/test_attaching.py",
+    "harness/experiments/backends/launched_models.py": "tests/harness/servers/*/test_model_s*.py",
+    "harness/load_generator/http/messages_events.py": "tests/harness/*/test_api_events.py",
+    "harness/load_generator/http/responses_events.py": "tests/harness/*/test_api_events.py",
     "harness/results/energy.py": "tests/predictors/test_power.py",
     "harness/results/request_blocks.py": "tests/harness/validation/replay/test_log_replay.py",
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
@@ -125,6 +129,7 @@ EXCEPTIONS = {
         "tests/harness/validation/replay/test_run_replay.py"
     ),
     "policy.py": "tests/test_public_api.py",
+    "harness/servers/launch/health_watch.py": "tests/harness/load_generator/test_reaching.py",
     "predictors/checkpoint_format.py": "tests/predictors/test_experts.py",
     "predictors/config_fields.py": "tests/predictors/test_published_configs.py",
     "predictors/lengths/stream.py": "tests/cli/test_predict_commands.py",

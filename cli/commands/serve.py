@@ -176,7 +176,7 @@ def serve(
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")
-    server_kind(server_of(backend))  # of an unknown name, the error
+    kind = server_kind(server_of(backend))
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     server_launch = Serve(
@@ -211,7 +211,7 @@ def serve(
                 f"{system} names models as the last part of their paths, with a server each: leave "
                 "--served-name, --router, --instances and --step-log out"
             )
-        for model_name in models:
+        for model_name in models if kind.loads_folders else ():
             check_model(model_name)
         serve_models(
             models,
@@ -226,7 +226,7 @@ def serve(
     only_one(models, system)
     if max_active_models is not None:
         raise SloBenchError("--max-active-models goes with prism only")
-    for model_name in models:
+    for model_name in models if kind.loads_folders else ():
         check_model(model_name)
     log = log or Path("servers") / f"{server_launch.label}.log"
 

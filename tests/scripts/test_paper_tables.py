@@ -119,7 +119,7 @@ def test_suite_run_keeps_the_files_that_its_page_needs(tables, results):
     page = tables.written(PAGE, results)
     assert "| req/s | 2 | 3 |" in page
     assert "| sarathi, chunk_tokens 8192 | " in page
-    assert "3 another set-up" in page  # 10 req/s is needed
+    assert "24 another set-up" in page  # 10 req/s is needed
     assert "- Bandwidth of a host link, 11.4 GB/s" in page
     assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page
     assert re.search(r" at [0-9a-f]{7,}", page)

@@ -92,7 +92,8 @@ class LaunchedBackend:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
-        check_model(spec.placement.model)
+        if server_kind(self.name).loads_folders:
+            check_model(spec.placement.model)
 
     def _check_models(self, spec: CellSpec, serve: Serve) -> None:
         check(serve.resolved_system(), self.name)

@@ -164,6 +164,7 @@ class ServerKind:
             `server_version`).
         introduce: module:function that lets servers meet which transfer KV by NIXL; empty: prefill
             and decode are not split.
+        loads_folders: a model is a folder, or a name on a hub.
         embedder_beside: a policy inside can decide on an embedder beside the server.
         several_models: servers of it come and go behind one gateway, for systems of several models.
         sleeping_devices: on which it can give its memory back, and take it again.
@@ -211,6 +212,7 @@ class ServerKind:
     plugin: EntryPoint | None = None
     hooks: ModuleType | None = None
     introduce: str = ""
+    loads_folders: bool = False
     embedder_beside: bool = False
     several_models: bool = False
     sleeping_devices: tuple[str, ...] = ()

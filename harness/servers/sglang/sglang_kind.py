@@ -170,4 +170,5 @@ SGLANG = ServerKind(
     hooks=targets,
     metrics=MetricNames(prefix="sglang:"),
     residuals_engine="sglang",
+    loads_folders=True,
 )

@@ -295,6 +295,7 @@ VLLM = ServerKind(
     ),
     hooks=hooks,
     introduce=f"{__package__}.nixl_handshake:nixl_handshake",
+    loads_folders=True,
     embedder_beside=True,
     several_models=True,
     sleeping_devices=("cuda",),
