@@ -350,7 +350,7 @@ def test_columns_are_known_by_other_names_and_units(tmp_path, text, arrival_s, n
     np.testing.assert_allclose(trace.workload.arrival_s, arrival_s, atol=1e-12)
     assert trace.workload.prompt_tokens.tolist() == [9, 8]
     assert trace.workload.output_tokens.tolist() == [1, 2]
-    assert any(line.startswith("arrival_s is ") and note in line for line in trace.notes)
+    assert any(line.startswith("arrival_s is read from ") and note in line for line in trace.notes)
 
 
 def test_columns_are_named_by_the_user(tmp_path):
@@ -359,7 +359,7 @@ def test_columns_are_named_by_the_user(tmp_path):
     trace = read(stored(tmp_path, text), columns=columns)
     assert trace.workload.arrival_s.tolist() == [0, 2]
     assert trace.workload.class_names == ("",)
-    assert trace.notes[-1] == "not used: cost, class (left out)"
+    assert trace.notes[-1] == "not used: cost, class"
     with pytest.raises(FileFormatError, match="the header lacks inn; it has when, in, out"):
         read(stored(tmp_path, text), columns="prompt_tokens=inn")
     for wrong in ("prompt_tokens", "arrival_s=a,arrival_s=b"):

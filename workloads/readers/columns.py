@@ -22,7 +22,8 @@ from .table_reader import FileTable
 ARRIVAL, PROMPT, OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of a second
 _SPELT = {"sec": "s", "seconds": "s", "millis": "ms", "milliseconds": "ms", "nanos": "ns"}
-_EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}  # no earlier time since 1970 is so large in the next
+# A number from here on is a time since 1970 in this unit: these are of March 1973.
+_EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}
 
 # The first of them that a table has is taken.
 _NAMES = {
@@ -115,26 +116,21 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
         FileFormatError: the file lacks a column of `mapping`, or has none of arrivals that is known
             and one that looks like it.
     """
-    chosen = {**roles(table.columns), **mapping}
     columns = {name: cells for name, cells in table.columns.items() if name not in mapping}
+    left_out = [role for role, column in mapping.items() if not column.name and role in table]
     notes = []
-    for role, column in chosen.items():
+    for role, column in {**roles(table.columns), **mapping}.items():
         if not column.name:
-            if role in table.columns:
-                columns[f"{role} (left out)"] = table.columns[role]
             continue
-        cells = table.cells(column.name)
+        cells, unit = table.cells(column.name), ""
+        if role == ARRIVAL:
+            seconds, unit = _seconds(table, column)
+            cells = list(seconds)
         if column.name != role:
             columns.pop(column.name, None)
-            notes.append(f"{role} is {column.name}")
+            notes.append(f"{role} is read from {column.name}{unit and f' ({unit})'}")
         columns[role] = cells
-    if ARRIVAL in columns:
-        arrivals = chosen[ARRIVAL]
-        seconds, unit = _seconds(table, arrivals)
-        columns[ARRIVAL] = list(seconds)
-        if arrivals.name != ARRIVAL:
-            notes[:] = [f"{n} ({unit})" if n.startswith(ARRIVAL) else n for n in notes]
-    elif ARRIVAL not in mapping:
+    if ARRIVAL not in columns and ARRIVAL not in mapping:
         for name in table.columns:
             parts = {*words(name).split("_")}
             if parts & _OF_TIME and not parts & _NOT_OF_ARRIVAL:
@@ -145,7 +141,8 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
                     f"arrival_s={name} (seconds; {name}:ms for milliseconds), or --columns "
                     "arrival_s= to draw arrivals",
                 )
-    return replace(table, columns=columns, notes=tuple(notes))
+    unread = (*table.unread, *left_out)
+    return replace(table, columns=columns, unread=unread, notes=tuple(notes))
 
 
 def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
@@ -175,7 +172,7 @@ def _moments_s(table: FileTable, name: str) -> Floats:
     """Dates and times, in UTC or with their zone, as seconds from the earliest."""
     try:
         seconds = table.times_s(name)
-    except (FileFormatError, AttributeError):
+    except FileFormatError:
         stamps = []
         for row, cell in enumerate(table.cells(name)):
             try:

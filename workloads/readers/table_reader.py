@@ -163,7 +163,7 @@ class FileTable:
         Raises:
             FileFormatError: a cell is no date and time.
         """
-        cells = [cell.removesuffix("Z").removesuffix("+00:00") for cell in self.cells(name)]
+        cells = [str(cell).removesuffix("Z").removesuffix("+00:00") for cell in self.cells(name)]
         try:
             stamps = _moments(cells)
         except ValueError:
