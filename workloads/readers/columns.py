@@ -30,12 +30,14 @@ _NAMES = {
     ARRIVAL: "arrival arrived_at arrival_time arrival_timestamp timestamp request_time start_time "
     "started_at start created_at created sent_at send_time datetime date_time time ts",
     PROMPT: "input_tokens num_prefill_tokens num_prompt_tokens num_input_tokens prefill_tokens "
-    "prompt_token_count input_token_count tokens_prompt tokens_in input_toks context_tokens "
-    "request_tokens prompt_size input_size prompt_length input_length prompt_len input_len",
+    "prompt_token_count input_token_count tokens_prompt tokens_in in_tokens input_toks "
+    "context_tokens request_tokens prompt_size input_size prompt_length input_length "
+    "prompt_len input_len",
     OUTPUT: "completion_tokens generated_tokens num_decode_tokens num_output_tokens "
     "num_completion_tokens num_generated_tokens decode_tokens candidates_token_count "
-    "output_token_count tokens_completion tokens_out output_toks response_tokens token_size "
-    "output_size output_length completion_length response_length output_len completion_len",
+    "output_token_count tokens_completion tokens_out out_tokens output_toks "
+    "response_tokens token_size output_size output_length completion_length "
+    "response_length output_len completion_len",
 }
 _SYNONYMS = {role: (role, *names.split()) for role, names in _NAMES.items()}
 _OF_TIME = {"time", "timestamp", "ts", "date", "datetime", "arrival", "arrived", "created"} | {

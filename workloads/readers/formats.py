@@ -200,7 +200,8 @@ class FirstLine:
                 self.path,
                 self.number,
                 "the object has neither timestamp and input_length, nor arrival_s and "
-                f"prompt_tokens, nor prompt, but {', '.join(self.keys)}; {_NAME_THEM}",
+                f"prompt_tokens, nor prompt, but {', '.join(self._literal(self.keys))}; "
+                f"{_NAME_THEM}",
             )
         missing = [name for name in ("prompt_tokens", "output_tokens") if name not in self.columns]
         return FileFormatError(
@@ -208,8 +209,12 @@ class FirstLine:
             1,
             f"the header lacks {' and '.join(missing)}; a workload needs "
             "arrival_s,prompt_tokens,output_tokens (or Azure's or BurstGPT's header), not "
-            f"{','.join(self.columns)[:80]!r}; {_NAME_THEM}",
+            f"{','.join(self._literal(self.columns))[:80]!r}; {_NAME_THEM}",
         )
+
+    def _literal(self, names: Collection[str]) -> list[str]:
+        """Those of the names that stand in the line."""
+        return [name for name in names if name in self.text]
 
 
 @dataclass(frozen=True)

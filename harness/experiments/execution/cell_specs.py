@@ -28,7 +28,7 @@ from ....predictors.roofline import OperatorRoofline
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
-from ....workloads.base import WorkloadSource
+from ....workloads.base import TaskSource, TraceSource, WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
 from ....workloads.source import load_source
@@ -376,6 +376,14 @@ def source(spec: WorkloadSpec) -> WorkloadSource:
         columns=spec.trace_columns,
         redraw_arrivals=spec.redraw_arrivals,
     )
+
+
+def file_notes(experiment: ExperimentSchema) -> list[str]:
+    """What was taken for what, assumed and left out of each file that requests come from."""
+    first = WorkloadSpec.first_of(experiment)
+    sources = [source(first.replaced(workload=workload)) for workload in experiment.workload]
+    files = [loaded for loaded in sources if isinstance(loaded, TraceSource | TaskSource)]
+    return [f"{loaded.name}: {note}" for loaded in files for note in loaded.notes]
 
 
 def configured(name: str, parameters: Mapping[str, Any]) -> System:

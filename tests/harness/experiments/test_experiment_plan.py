@@ -9,7 +9,7 @@ from slo_bench.harness.experiments.config.setting import (
     number_list,
     setting,
 )
-from slo_bench.harness.experiments.execution.cell_specs import CellSpec, placed
+from slo_bench.harness.experiments.execution.cell_specs import CellSpec, file_notes, placed
 from slo_bench.harness.experiments.execution.offered_load import DEFAULT_REQUESTS, two_digits
 from slo_bench.workloads.errors import SloBenchError
 
@@ -273,3 +273,15 @@ def test_a_setting_that_is_marked_for_one_model_is_refused_without_further_code(
     fleet = More(systems="prism", models="fleet(qwen2.5-3b*2)", gpus=2, rates=1, rack=3)
     with pytest.raises(SloBenchError, match="rack is for one model"):
         fleet.plan()
+
+
+def test_file_notes_say_what_was_read_of_a_trace(tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("ts,in_tokens,out_tokens,who\n0,9,1,a\n5,8,2,b\n")
+    both = Experiment(systems="vllm", workload=(str(trace), "azure-conv"), seeds=1)
+    assert file_notes(both) == [
+        "t.csv: arrival_s is read from ts (s)",
+        "t.csv: prompt_tokens is read from in_tokens",
+        "t.csv: output_tokens is read from out_tokens",
+        "t.csv: not used: who",
+    ]
