@@ -186,7 +186,7 @@ def test_chats_are_read_in_every_form(tmp_path):
                 {"from": "assistant", "value": "So."},
             ]
         },
-        {"conversations": [{"from": "gpt", "value": "Hello"}, {"from": "human", "value": "Hi"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]},
     ]
     texts = ["Hi", "What is 2 + 2?", "Be short.\nWhy?"]
     array = read(stored(tmp_path, json.dumps(chats), "chats.json"))
@@ -379,6 +379,47 @@ def test_a_table_whose_times_cannot_be_found_is_refused(tmp_path):
     lengths = "e2e_latency,ttft,prompt_tokens,output_tokens\n0,9,1,1\n"
     trace = read(stored(tmp_path, lengths))
     assert trace.notes == ("not used: e2e_latency, ttft",)
+
+
+@pytest.mark.parametrize(
+    ("header", "output"),
+    [
+        ("timestamp,output_tokens/s,prompt_tokens,output_tokens", 8),
+        ("timestamp,completion_tokens/s,prompt_tokens,completion_tokens", 8),
+    ],
+)
+def test_a_rate_is_no_count_of_tokens(tmp_path, header, output):
+    trace = read(stored(tmp_path, f"{header}\n0,50.5,9,{output}\n"))
+    assert trace.workload.output_tokens.tolist() == [output]
+    assert "not used: " + header.split(",")[1] in trace.notes
+
+
+def test_units_hold_for_every_time_and_columns_may_be_swapped(tmp_path):
+    text = "arrival_s,prompt_tokens,output_tokens,slo\n0,9,1,500\n1,8,2,\n"
+    swapped = "prompt_tokens=output_tokens,output_tokens=prompt_tokens,ttft_slo_s=slo:ms"
+    workload = read(stored(tmp_path, text), columns=swapped).workload
+    assert workload.prompt_tokens.tolist() == [1, 2]
+    assert workload.output_tokens.tolist() == [9, 8]
+    assert workload.ttft_slo_s.tolist() == [0.5, np.inf]
+    with pytest.raises(SloBenchError, match="prompt_tokens is no time"):
+        read(stored(tmp_path, text), columns="prompt_tokens=slo:ms")
+    with pytest.raises(UnknownNameError, match="did you mean prompt_tokens"):
+        read(stored(tmp_path, text), columns="prompt_toks=slo")
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ("1700000000 1700000001 x", "timestamp must be a number but is 'x' .*line 4"),
+        ("now now now", "timestamp must be a number but is 'now' .*line 2"),
+        ("1999 2000-01-01 2000-01-02", "timestamp must be a time but is '1999' .*line 2"),
+        ("20240101120000 20240101120001 20240101120002", "no time since 1970 .*line 4"),
+    ],
+)
+def test_what_is_no_time_is_refused_with_its_line(tmp_path, cells, says):
+    rows = "".join(f"{cell},9,1\n" for cell in cells.split())
+    with pytest.raises(FileFormatError, match=says):
+        read(stored(tmp_path, f"timestamp,prompt_tokens,output_tokens\n{rows}"))
 
 
 def test_turns_of_a_mooncake_trace_follow_each_other(tmp_path):

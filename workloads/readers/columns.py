@@ -16,7 +16,8 @@ from datetime import datetime
 import numpy as np
 
 from ..arrays import Floats
-from ..errors import FileFormatError, SloBenchError
+from ..errors import FileFormatError, SloBenchError, UnknownNameError
+from ..request import SLO_COLUMNS
 from .table_reader import FileTable
 
 ARRIVAL, PROMPT, OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
@@ -24,6 +25,9 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of a second
 _SPELT = {"sec": "s", "seconds": "s", "millis": "ms", "milliseconds": "ms", "nanos": "ns"}
 # A number from here on is a time since 1970 in this unit: these are of March 1973.
 _EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}
+
+_YEAR_2100_S = 4.1e9
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 
 # The first of them that a table has is taken.
 _NAMES = {
@@ -49,6 +53,19 @@ _NOT_OF_ARRIVAL = {"latency", "elapsed", "duration", "ttft", "tpot", "itl", "e2e
 }
 
 
+# Columns of whole numbers beside those of tokens: the lowest, and what stands for an empty cell.
+WHOLE = {
+    "max_output_tokens": (0, 0),
+    "priority": (-(2**31), 0),
+    "num_inputs": (1, 1),
+    **dict.fromkeys(("session", "follows"), (-1, -1)),
+}
+COLUMNS = (
+    *(ARRIVAL, PROMPT, OUTPUT, "expected_output_tokens", *WHOLE, *SLO_COLUMNS.values(), "think_s"),
+    *("request_type", "class", "model", "prefix_blocks", "prefix_block_size", "joins", "hash_ids"),
+)
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a file, and the unit of its times; no name: it is left unread."""
@@ -62,11 +79,14 @@ def parse_columns(text: str | None) -> dict[str, Column]:
     each column of a workload; nothing after `=` leaves it unread.
 
     Raises:
-        SloBenchError: it has another form, or names a column twice.
+        SloBenchError: it has another form, names a column twice, or gives a count a unit.
+        UnknownNameError: a workload has no such column.
     """
     mapping: dict[str, Column] = {}
     for part in filter(str.strip, (text or "").split(",")):
         role, equals, name = (word.strip() for word in part.partition("="))
+        if role not in COLUMNS:
+            raise UnknownNameError("column of a workload", role, COLUMNS)
         head, colon, unit = name.rpartition(":")
         if not equals or not role or role in mapping:
             raise SloBenchError(
@@ -74,6 +94,8 @@ def parse_columns(text: str | None) -> dict[str, Column]:
                 "prompt_tokens=usage.prompt_tokens (units: s, ms, us, ns), each once"
             )
         if colon and unit in UNITS:
+            if not role.endswith("_s"):
+                raise SloBenchError(f"{role} is no time: leave the unit {unit} out of {part!r}")
             mapping[role] = Column(head, unit)
         else:
             mapping[role] = Column(name)
@@ -97,15 +119,17 @@ def _unit(plain: str) -> tuple[str, str]:
 def roles(names: Iterable[str]) -> dict[str, Column]:
     """The columns that hold arrivals and tokens, by their names alone."""
     compared: dict[str, Column] = {}
+    times: dict[str, Column] = {}  # by names without their units
     for name in names:
         plain = words(name)
         compared.setdefault(plain, Column(name))
         head, unit = _unit(plain)
         if unit:
-            compared.setdefault(head, Column(name, unit))
+            times.setdefault(head, Column(name, unit))
     by_role: dict[str, Column] = {}
     for role, synonyms in _SYNONYMS.items():
-        column = next((compared[name] for name in synonyms if name in compared), None)
+        among = {**times, **compared} if role == ARRIVAL else compared
+        column = next((among[name] for name in synonyms if name in among), None)
         if column is not None:
             by_role[role] = column
     return by_role
@@ -118,18 +142,22 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
         FileFormatError: the file lacks a column of `mapping`, or has none of arrivals that is known
             and one that looks like it.
     """
-    columns = {name: cells for name, cells in table.columns.items() if name not in mapping}
+    chosen = {**roles(table.columns), **mapping}
+    taken = {*mapping, *(column.name for column in chosen.values())}
+    columns = {name: cells for name, cells in table.columns.items() if name not in taken}
     left_out = [role for role, column in mapping.items() if not column.name and role in table]
     notes = []
-    for role, column in {**roles(table.columns), **mapping}.items():
+    for role, column in chosen.items():
         if not column.name:
             continue
         cells, unit = table.cells(column.name), ""
         if role == ARRIVAL:
             seconds, unit = _seconds(table, column)
             cells = list(seconds)
+        elif column.unit:
+            unit, empty = column.unit, np.inf if role in SLO_COLUMNS.values() else 0.0
+            cells = list(table.floats(column.name, empty=empty) / UNITS[unit])
         if column.name != role:
-            columns.pop(column.name, None)
             notes.append(f"{role} is read from {column.name}{unit and f' ({unit})'}")
         columns[role] = cells
     if ARRIVAL not in columns and ARRIVAL not in mapping:
@@ -152,15 +180,17 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
     cells = table.cells(column.name)
     if column.name == ARRIVAL and not column.unit:  # as we write it
         return table.floats(ARRIVAL), "s"
-    try:
-        values = np.array(cells, dtype=np.float64)
-        if values.ndim != 1:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
+    if any(_DATE.match(str(cell)) for cell in cells):
         return _moments_s(table, column.name), "dates"
     values = table.floats(column.name)
     largest = float(values.max())
     unit = column.unit or next((unit for unit, low in _EPOCH.items() if largest >= low), "s")
+    if not column.unit and largest >= _EPOCH["ms"] and largest / UNITS[unit] > _YEAR_2100_S:
+        raise table.fail(
+            int(values.argmax()),
+            f"{column.name} {cells[int(values.argmax())]!r:.40} is no time since 1970 of a known "
+            f"unit: give --columns {ARRIVAL}={column.name}:UNIT, or write dates as 2026-01-31T12:00",
+        )
     # Integers of nanoseconds lose their last digits as floats: subtract before.
     if largest > 2**53 and all(str(cell).strip().isdigit() for cell in cells):
         first = min(map(int, cells))
@@ -172,6 +202,9 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
 
 def _moments_s(table: FileTable, name: str) -> Floats:
     """Dates and times, in UTC or with their zone, as seconds from the earliest."""
+    for row, cell in enumerate(table.cells(name)):
+        if not _DATE.match(str(cell)):
+            raise table.fail(row, f"{name} must be a time but is {cell!r:.40}")
     try:
         seconds = table.times_s(name)
     except FileFormatError:

@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Ints
 from ..errors import FileFormatError
 from ..request import SLO_COLUMNS, RequestType
-from .columns import parse_columns, renamed
+from .columns import WHOLE, parse_columns, renamed
 from .table_reader import (
     FileTable,
     WorkloadTrace,
@@ -27,13 +27,6 @@ from .table_reader import (
 )
 
 BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
-# Columns of whole numbers in the plain CSV: the lowest, and what stands for an empty cell.
-_WHOLE = {
-    "max_output_tokens": (0, 0),
-    "priority": (-(2**31), 0),
-    "num_inputs": (1, 1),
-    **dict.fromkeys(("session", "follows"), (-1, -1)),
-}
 
 
 def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
@@ -57,7 +50,7 @@ def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
     values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     if "request_type" in table:
         values["request_type"] = _kinds(table)
-    for name, (low, empty) in _WHOLE.items():
+    for name, (low, empty) in WHOLE.items():
         if name in table:
             values[name] = table.ints(name, low=low, empty=empty)
     for name, absent in (*((name, np.inf) for name in SLO_COLUMNS.values()), ("think_s", 0.0)):

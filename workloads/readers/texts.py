@@ -25,6 +25,7 @@ CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
 _CONVERSATION = ("conversations", "messages")
 _SYSTEM, _HUMAN = ("system", "developer"), ("human", "user")
+_NO_ANSWER = (*_SYSTEM, *_HUMAN, "tool", "function", "observation")
 _ANSWERS = ("completion", "response")
 CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
 
@@ -166,6 +167,9 @@ def _first_exchange(item: dict[str, Any], key: str) -> tuple[str, str]:
         if speaker in _SYSTEM:
             before.append(text)
         elif speaker in _HUMAN:
+            other = str(answer.get("from", answer.get("role", ""))).lower()
+            if other in _NO_ANSWER:
+                break
             return "\n".join(filter(None, (*before, text))) if text else "", _text(answer)
         else:
             break
