@@ -143,8 +143,8 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
             and one that looks like it.
     """
     chosen = {**roles(table.columns), **mapping}
-    taken = {*mapping, *(column.name for column in chosen.values())}
-    columns = {name: cells for name, cells in table.columns.items() if name not in taken}
+    sources = {*mapping, *(column.name for column in chosen.values())}
+    columns = {name: cells for name, cells in table.columns.items() if name not in sources}
     left_out = [role for role, column in mapping.items() if not column.name and role in table]
     notes = []
     for role, column in chosen.items():
@@ -189,7 +189,7 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
         raise table.fail(
             int(values.argmax()),
             f"{column.name} {cells[int(values.argmax())]!r:.40} is no time since 1970 of a known "
-            f"unit: give --columns {ARRIVAL}={column.name}:UNIT, or write dates as 2026-01-31T12:00",
+            f"unit: give --columns {ARRIVAL}={column.name}:UNIT, or dates as 2026-01-31T12:00",
         )
     # Integers of nanoseconds lose their last digits as floats: subtract before.
     if largest > 2**53 and all(str(cell).strip().isdigit() for cell in cells):
