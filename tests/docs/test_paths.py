@@ -68,3 +68,8 @@ def test_page_of_every_paper_links_measured_runs_of_its_systems():
         texts = [link.read_text(encoding="utf-8") for link in linked]
         names = re.findall(r"`([\w-]+)`", systems)
         assert any(name in text for name in names for text in texts), f"{page}: {names}"
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(re.findall(r": ([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert named == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
