@@ -10,7 +10,7 @@ from ...harness.experiments.config.schema import ALTERNATIVES
 from ...harness.experiments.config.setting import number_list
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
-from ...predictors.operators.assembly import chosen_engine
+from ...predictors.operators.assembly import is_file
 from ...predictors.profiles.profile_format import read_profile
 from ...workloads.call_parser import split_outside, value_of
 from ...workloads.errors import SloBenchError, UnknownNameError
@@ -107,7 +107,7 @@ def _implied(settings: dict[str, Any]) -> dict[str, Any]:
         implied["redraw_arrivals"] = True
     if "client.base_urls" in settings:
         implied["backend"] = "openai"
-    if "profile" in settings and chosen_engine(settings["profile"]) is None:
+    if "profile" in settings and is_file(settings["profile"]):
         measured = read_profile(settings["profile"])
         for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
             implied[name] = getattr(measured, name)

@@ -18,10 +18,11 @@ from ..placement import Placement
 from ..profiles.build_model import grid_of
 from ..profiles.data_parallel import DataParallelStepTime
 from ..profiles.step_time_table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+from ..server_version import DEFAULT_ENGINE, ServerVersion
 from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
-from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
-from .kernels import Kernels, kernels
+from ..step_time import DEFAULT_HOST_S, StepTimeModel, coefficients_of, step_time
+from .kernels import Kernels, has_tables, kernels
 from .layers import ExpertLayer, Indexer, Operators, operators
 
 _SEQUENCES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=np.float64)
@@ -40,8 +41,8 @@ class HostTimes:
     kernel_s: float = 0.0
 
 
-DEFAULT_ENGINE = "vllm"
-NAME = "operators"  # in place of a profile's file
+NEWEST_SERVER = ServerVersion()
+OPERATORS, ROOFLINE = "operators", "roofline"  # in place of a profile's file
 _OF_ATTENTION = ("qkv_a_proj", "q_b_proj", "kv_b_proj", "o_proj")
 GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
 # SGLang launches prompts kernel by kernel, with Python between. Chosen with half of its rows of
@@ -49,33 +50,60 @@ GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
 # Published: 82.6 ms for a prompt of one token, 23.1 ms with a CUDA graph
 # (github.com/sgl-project/sglang/pull/12160).
 EAGER_KERNEL_S = 70e-6
-# Chosen with closed-loop rows in view (docs/accuracy.md); not for TensorRT-LLM. `vllm-async`:
-# asynchronous scheduling, the default from vLLM 0.14 on.
-HOSTS = {
-    "vllm": HostTimes(1.3e-3, 30e-6),
-    "vllm-async": HostTimes(0.0, 10e-6),
+# Chosen with closed-loop rows in view (docs/accuracy.md); not for TensorRT-LLM.
+_SYNCHRONOUS_VLLM = HostTimes(1.3e-3, 30e-6)
+_HOSTS = {
+    "vllm": HostTimes(0.0, 10e-6),  # of a version that schedules ahead
     "sglang": HostTimes(0.8e-3, 10e-6, EAGER_KERNEL_S),
     "trtllm": HostTimes(0.0, 10e-6),
 }
 
 
-def chosen_engine(profile: str | None) -> str | None:
-    """The engine of a profile called `operators` or `operators:ENGINE`; None: it is a file."""
-    name, colon, engine = (profile or "").partition(":")
-    if name != NAME:
-        return None
-    return engine if colon else DEFAULT_ENGINE
+def host_times(server: ServerVersion) -> HostTimes:
+    """What the host of a server adds to its steps.
+
+    Raises:
+        UnknownNameError: there are no host times of the engine.
+    """
+    if server.engine not in _HOSTS:
+        raise UnknownNameError("engine", server.engine, _HOSTS)
+    if server.engine == "vllm" and not server.schedules_ahead:
+        return _SYNCHRONOUS_VLLM
+    return _HOSTS[server.engine]
+
+
+def is_file(profile: str | None) -> bool:
+    """Whether a profile is a file, and not the name of step times without one."""
+    return profile is not None and profile.partition(":")[0] not in (OPERATORS, ROOFLINE)
+
+
+def simulated_server(profile: str | None, version: str | None) -> ServerVersion:
+    """The server that `--profile operators:ENGINE` and `--server-version` name; the newest vLLM.
+
+    Raises:
+        SloBenchError: one is unknown, or they name two engines.
+    """
+    name, _, engine = (profile or "").partition(":")
+    engine = engine if name == OPERATORS else ""
+    server = ServerVersion.parse(version or engine or DEFAULT_ENGINE)
+    if engine and version and engine != server.engine:
+        if version[:1].isdigit():
+            return ServerVersion.parse(f"{engine}-{version}")
+        raise SloBenchError(
+            f"profile names the engine {engine}, and server_version {server.engine}; leave one out"
+        )
+    return server
 
 
 def operator_step_time(
     placement: Placement,
-    engine: str = DEFAULT_ENGINE,
+    server: ServerVersion = NEWEST_SERVER,
     *,
     host_s: float | None = None,
     without: tuple[str, ...] = (),
     experts_kernel: str = "",
 ) -> StepTimeModel:
-    """The step-time model of a placement on `engine` (a name of `HOSTS`), from kernel times.
+    """The step-time model of a placement on a server, from kernel times.
 
     `host_s` replaces the host's seconds of a step. Tables of GPUs `without` are not used (to see
     what a GPU without tables would get). `experts_kernel` (`triton`, `marlin`): the one that the
@@ -85,11 +113,9 @@ def operator_step_time(
         UnknownNameError: there are no host times of the engine.
         SloBenchError: the model is not a decoder.
     """
-    if engine not in HOSTS:
-        raise UnknownNameError("engine", engine, HOSTS)
+    host, engine = host_times(server), server.engine
     if placement.model.kind != "decoder":
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
-    host = HOSTS[engine]
     step_s = host.step_s if host_s is None else host_s
     kernel_times = kernels(placement.gpu, engine, without)
     listed = operators(_as_run(placement, engine))
@@ -118,7 +144,7 @@ def operator_step_time(
     )
     if not kernel_times.exact:
         origin += f", scaled to {placement.gpu.name}"
-    origin += " (AIConfigurator)"
+    origin += f" (AIConfigurator), host times of {server}"
     by_roofline = listed.recurrence is not None and not kernel_times.has_recurrences
     if by_roofline:
         origin += "; linear attention by its roofline"
@@ -162,7 +188,7 @@ def _with_kernel(layer: ExpertLayer, kernel: str) -> ExpertLayer:
 
 
 def speculative_step_time(
-    placement: Placement, text: str, engine: str | None, host_s: float | None = None
+    placement: Placement, text: str, server: ServerVersion, host_s: float | None = None
 ) -> StepTimeModel:
     """Step times with the speculation called `text` (`predictors.speculation`), from operators.
 
@@ -170,7 +196,7 @@ def speculative_step_time(
         SloBenchError: the speculation or its draft model cannot be, or attention is data-parallel.
     """
     speculation = parse_speculation(text)
-    served = operator_step_time(placement, engine or DEFAULT_ENGINE, host_s=host_s)
+    served = operator_step_time(placement, server, host_s=host_s)
     if speculation is None:
         return served
     if placement.dp > 1 or placement.pp > 1:
@@ -180,7 +206,7 @@ def speculative_step_time(
     if shape is not None:
         small = model(shape) if isinstance(shape, str) else shape
         drafting = replace(placement, model=small, ep=placement.ep if small.experts else 1)
-        draft_table = operator_step_time(drafting, engine or DEFAULT_ENGINE, host_s=0.0).model
+        draft_table = operator_step_time(drafting, server, host_s=0.0).model
         assert isinstance(draft_table, TableStepTime)
         draft = draft_table
     return replace(
@@ -205,13 +231,27 @@ def draft_bytes(placement: Placement, text: str) -> int:
     return shape.layer_weight_bytes(placement.weight_dtype) // placement.tp
 
 
-def default_step_time(placement: Placement, host_s: float | None = None) -> StepTimeModel:
-    """Step times where no profile is named: the fit or analytic estimate of a plain model, and
-    those from operators where the estimate does not know a part of the model.
+def default_step_time(
+    placement: Placement,
+    server: ServerVersion = NEWEST_SERVER,
+    *,
+    host_s: float | None = None,
+    without: tuple[str, ...] = (),
+    experts_kernel: str = "",
+) -> StepTimeModel:
+    """The step times that every command takes unless it is told otherwise: from operators, but a
+    fit of the model on the GPU where the GPU has no kernel tables. Arguments are those of
+    `operator_step_time`.
+
+    Raises:
+        SloBenchError: the model is not a decoder.
     """
-    if placement.model.is_plain:
+    tables = has_tables(placement.gpu.name) or not placement.model.is_plain
+    if not tables and coefficients_of(placement).fitted:
         return step_time(placement, DEFAULT_HOST_S if host_s is None else host_s)
-    return operator_step_time(placement, host_s=host_s)
+    return operator_step_time(
+        placement, server, host_s=host_s, without=without, experts_kernel=experts_kernel
+    )
 
 
 def _linear(kernel_times: Kernels, listed: Operators, placement: Placement) -> Curve:

@@ -112,6 +112,9 @@ class Line(NamedTuple):
     unsplit: bool
 
 
+Tables = tuple[Curve, Curve, DecodeGrid, MixedGrid, Host]
+
+
 class TableStepTime:
     """`StepTime` from measured tables.
 
@@ -164,7 +167,7 @@ class TableStepTime:
         )
 
     @property
-    def tables(self) -> tuple[Curve, Curve, DecodeGrid, MixedGrid, Host]:
+    def tables(self) -> Tables:
         """What the times are looked up in, in the order of the arguments."""
         return self._linear, self._per_sequence, self._decode, self._mixed, self.host
 

@@ -17,12 +17,15 @@ from slo_bench.predictors.operators.assembly import (
 from slo_bench.predictors.operators.kernels import _experts_roofline, has_tables, kernels
 from slo_bench.predictors.operators.layers import Attention, operators
 from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.server_version import ServerVersion
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).parents[3] / "shared" / "data"))
 DATABASE = SHARED / "profiles" / "aiconfigurator-db"
 LLAMA = model("llama-3.1-8b")
+SYNCHRONOUS, AHEAD = ServerVersion(version="0.13"), ServerVersion(version="0.14")
+SGLANG = ServerVersion.parse("sglang")
 
 
 def placed(tp: int = 1, gpu_name: str = "h100-80g", **settings: str) -> Placement:
@@ -131,22 +134,22 @@ def test_tensor_parallel_step_pays_its_all_reduce():
 
 
 def test_async_scheduling_hides_host_time():
-    plain = operator_step_time(placed()).model.step_s(1, 100, ())
-    ahead = operator_step_time(placed(), "vllm-async").model.step_s(1, 100, ())
+    plain = operator_step_time(placed(), SYNCHRONOUS).model.step_s(1, 100, ())
+    ahead = operator_step_time(placed(), AHEAD).model.step_s(1, 100, ())
     assert plain - ahead == pytest.approx(1.3e-3 + 20e-6, rel=0.01)
 
 
 def test_sglang_launches_prompts_kernel_by_kernel():
     """A short prompt takes as long as its launches, a long one longer, a decode step less."""
     deepseek = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, weight_dtype="fp8")
-    timed = operator_step_time(deepseek, "sglang").model
+    timed = operator_step_time(deepseek, SGLANG).model
     # Its shared expert is one of the routed ones: two multiplications with their quantisation and
     # an activation less in each of 58 layers.
     launches = operators(deepseek).launches - 58 * 5
     assert timed.host.prefill_s == pytest.approx(launches * EAGER_KERNEL_S)
     assert timed.step_s(0, 0, [(0, 16)]) == timed.step_s(4, 4096, [(0, 64)]) == timed.host.prefill_s
     assert timed.step_s(0, 0, [(0, 8192)]) > timed.host.prefill_s > timed.step_s(4, 4096, ())
-    assert operator_step_time(deepseek, "vllm-async").model.host.prefill_s == 0
+    assert operator_step_time(deepseek, AHEAD).model.host.prefill_s == 0
 
 
 def test_shared_expert_is_separate_under_expert_parallelism():
@@ -154,7 +157,8 @@ def test_shared_expert_is_separate_under_expert_parallelism():
     step_s = {}
     for ep in (1, 8):
         place = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, ep=ep, weight_dtype="fp8")
-        step_s[ep] = [operator_step_time(place, e).model.host.prefill_s for e in ("sglang", "vllm")]
+        timed = [operator_step_time(place, server).model for server in (SGLANG, AHEAD)]
+        step_s[ep] = [model.host.prefill_s for model in timed]
     assert step_s[1][0] < step_s[8][0]
 
 
@@ -165,7 +169,7 @@ def test_expert_kernel_setting_changes_prefill_time():
 
     def prompt_s(name: str, weights: str, gpu_name: str, kernel: str) -> float:
         place = Placement(model(name), gpu(gpu_name), tp=2, weight_dtype=weights)
-        timed = operator_step_time(place, "vllm-async", experts_kernel=kernel).model
+        timed = operator_step_time(place, AHEAD, experts_kernel=kernel).model
         return timed.step_s(0, 0, ((0, 8192),))
 
     default_s, triton, unknown = (
@@ -206,7 +210,7 @@ def test_experts_of_another_number_scale_by_tokens_per_expert():
 
 def test_operator_step_time_refuses_unknown_engines_and_encoders():
     with pytest.raises(UnknownNameError, match="engine"):
-        operator_step_time(placed(), "vlm")
+        operator_step_time(placed(), ServerVersion("vlm"))
     encoder = dataclasses.replace(placed(), model=model("bge-m3"))
     with pytest.raises(SloBenchError, match="encoder"):
         operator_step_time(encoder)

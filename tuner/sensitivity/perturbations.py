@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
+from ...predictors.profiles.step_time_table import Tables, TableStepTime
 from ...predictors.roofline import OperatorRoofline, StepTime
 from ...predictors.step_time import step_time
 from ...workloads.arrays import Ints
@@ -102,44 +104,80 @@ def _step_time(spec: CellSpec, factor: float) -> World:
 
 
 def _weights(spec: CellSpec, factor: float) -> World:
-    """Weights read at another bandwidth: of the slower model's terms those of linear layers."""
-    usual, model = _roofline(spec, "weights")
-    placement = spec.deployment.placement
-    bandwidth = placement.gpu.bandwidth_bytes_per_s / factor
-    gpu = dataclasses.replace(placement.gpu, bandwidth_bytes_per_s=bandwidth)
-    slower = step_time(
-        dataclasses.replace(placement, gpu=gpu), host_s=spec.placement.analytic_host_s
-    ).model
-    changed = dataclasses.replace(
-        model,
-        crossover_tokens=slower.crossover_tokens,
-        memory_s=slower.memory_s,
-        memory_s_per_token=slower.memory_s_per_token,
-        compute_s=slower.compute_s,
-        compute_s_per_token=slower.compute_s_per_token,
+    """Weights read at another bandwidth: of the slower model's terms those of linear layers.
+
+    Of tables those sizes are changed that take no longer than reading: fewer tokens than the GPU
+    could multiply meanwhile at the pace of the largest size.
+    """
+    usual = world(spec)
+    if isinstance(usual.step_time, OperatorRoofline):
+        placement = spec.deployment.placement
+        bandwidth = placement.gpu.bandwidth_bytes_per_s / factor
+        gpu = dataclasses.replace(placement.gpu, bandwidth_bytes_per_s=bandwidth)
+        slower = step_time(
+            dataclasses.replace(placement, gpu=gpu), host_s=spec.placement.analytic_host_s
+        ).model
+        return _with_roofline(
+            usual,
+            crossover_tokens=slower.crossover_tokens,
+            memory_s=slower.memory_s,
+            memory_s_per_token=slower.memory_s_per_token,
+            compute_s=slower.compute_s,
+            compute_s_per_token=slower.compute_s_per_token,
+        )
+    linear, sequences, decode, mixed, host = _tables(spec, usual, "weights")
+    computed_s = linear.seconds[-1] / linear.counts[-1] * linear.counts
+    read_s = linear.seconds[0]
+    seconds = np.where(
+        computed_s < read_s,
+        np.maximum(factor * linear.seconds, computed_s),
+        np.maximum(linear.seconds, factor * read_s),
     )
-    return dataclasses.replace(usual, step_time=changed)
+    changed = dataclasses.replace(linear, seconds=seconds)
+    timed = TableStepTime(changed, sequences, decode, mixed, host)
+    return dataclasses.replace(usual, step_time=timed)
 
 
 def _attention(spec: CellSpec, factor: float) -> World:
-    usual, model = _roofline(spec, "attention")
-    changed = dataclasses.replace(
-        model,
-        decode_kv_s=factor * model.decode_kv_s,
-        mixed_kv_s=factor * model.mixed_kv_s,
-        prefill_pair_s=factor * model.prefill_pair_s,
-        prefill_kv_s=factor * model.prefill_kv_s,
-    )
+    usual = world(spec)
+    if isinstance(usual.step_time, OperatorRoofline):
+        terms = ("decode_kv_s", "mixed_kv_s", "prefill_pair_s", "prefill_kv_s")
+        scaled = {name: factor * getattr(usual.step_time, name) for name in terms}
+        return _with_roofline(usual, **scaled)
+    linear, sequences, decode, mixed, host = _tables(spec, usual, "attention")
+    decode = dataclasses.replace(decode, seconds=factor * decode.seconds)
+    mixed = dataclasses.replace(mixed, seconds=factor * mixed.seconds)
+    changed = TableStepTime(linear, sequences, decode, mixed, host)
     return dataclasses.replace(usual, step_time=changed)
 
 
 def _host(spec: CellSpec, factor: float) -> World:
-    usual, model = _roofline(spec, "host")
+    """Host time of a step, 1 ms where the server hides its own behind the GPU's."""
+    usual = world(spec)
     more_s = (factor - 1) * spec.placement.analytic_host_s
-    changed = dataclasses.replace(
-        model, memory_s=model.memory_s + more_s, compute_s=model.compute_s + more_s
-    )
+    if isinstance(usual.step_time, OperatorRoofline):
+        memory_s, compute_s = usual.step_time.memory_s, usual.step_time.compute_s
+        return _with_roofline(usual, memory_s=memory_s + more_s, compute_s=compute_s + more_s)
+    linear, sequences, decode, mixed, host = _tables(spec, usual, "host")
+    step_s = factor * host.step_s if host.step_s else max(0.0, more_s)
+    host = dataclasses.replace(host, step_s=step_s)
+    changed = TableStepTime(linear, sequences, decode, mixed, host)
     return dataclasses.replace(usual, step_time=changed)
+
+
+def _with_roofline(usual: World, **terms: Any) -> World:
+    model = usual.step_time
+    assert isinstance(model, OperatorRoofline)
+    return dataclasses.replace(usual, step_time=dataclasses.replace(model, **terms))
+
+
+def _tables(spec: CellSpec, usual: World, name: str) -> Tables:
+    if type(usual.step_time) is not TableStepTime:
+        raise SloBenchError(
+            f"{name} is a part of operators and of the roofline, but steps of "
+            f"{spec.placement.model} are timed by another model; vary step-time instead"
+        )
+    return usual.step_time.tables
 
 
 def _noise(spec: CellSpec, sigma: float) -> World:
@@ -157,16 +195,6 @@ def _noise(spec: CellSpec, sigma: float) -> World:
 def _burstiness(spec: CellSpec, cv: float) -> World:
     arrivals = f"gamma(cv={cv!r})"
     return world(dataclasses.replace(spec, workload=spec.workload.replaced(arrivals=arrivals)))
-
-
-def _roofline(spec: CellSpec, name: str) -> tuple[World, OperatorRoofline]:
-    usual = world(spec)
-    if not isinstance(usual.step_time, OperatorRoofline):
-        raise SloBenchError(
-            f"{name} is a coefficient of the roofline model, but steps of {spec.placement.model} "
-            "are timed by another; vary step-time instead"
-        )
-    return usual, usual.step_time
 
 
 _SCALES = (0.7, 0.85, 1.15, 1.3)

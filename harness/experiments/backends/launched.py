@@ -205,7 +205,7 @@ class LaunchedBackend:
         if kind.lora_args and place.max_loras is not None:
             args += kind.lora_args(place.max_loras, place.lora_rank)
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
-        version = self.server.version
+        version = place.server_version
         return Serve(
             backend=self.name if version is None else f"{self.name}=={version}",
             model=place.model,

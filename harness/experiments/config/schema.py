@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ....predictors.dtypes import AUTO
+from ....predictors.server_version import ServerVersion
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.trust import check as check_trust
 from ...servers.server_kinds import BackendName
@@ -405,13 +406,20 @@ class ExperimentSchema(BaseModel):
     )
     profile: Axis[str | None] = setting(
         SERVES,
-        "Profile with measured step times (see `slo-bench profile`), used instead of the "
-        "estimate; sets model, GPU and tp unless they are given. `operators` or "
-        "`operators:ENGINE` (vllm, vllm-async, sglang, trtllm): kernel times of AIConfigurator.",
+        "Profile with measured step times (see `slo-bench profile`); sets model, GPU and tp "
+        "unless they are given. Default: `operators`, kernel times of AIConfigurator, or a fit "
+        "where the GPU has none. `operators:ENGINE` (vllm, sglang, trtllm): its kernels and host "
+        "times. `roofline`: coefficients fitted to kernels, else estimated.",
         metavar="FILE",
         file="maybe",
         backends=NOT_ATTACHED,
         one_model=True,
+    )
+    server_version: Axis[str | None] = setting(
+        SERVES_MORE,
+        "Version of the server: simulated (0.11 of vLLM, sglang-0.5.14), with its host times "
+        f"(Default: the newest checked, {ServerVersion()}), or started, if several are installed.",
+        metavar="VERSION",
     )
     embedder: Axis[str | None] = setting(
         SERVES,

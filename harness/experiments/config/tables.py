@@ -276,12 +276,6 @@ class ServerSchema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: str | None = setting(
-        SERVERS,
-        "Server version, if several are installed.",
-        option="--server-version",
-        metavar="V",
-    )
     args: Several[str] = setting(
         SERVERS,
         "Argument passed unchanged to the started servers (--server-arg=--dtype=float32); "

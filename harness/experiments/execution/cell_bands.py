@@ -19,7 +19,7 @@ from ....predictors.bands import (
     regime_of,
     residuals,
 )
-from ....predictors.operators.assembly import DEFAULT_ENGINE, chosen_engine
+from ....predictors.server_version import DEFAULT_ENGINE
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.records.judging import judge_times
@@ -127,8 +127,8 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
         tpot_s=tpot_s,
         e2e_s=e2e_s,
     )
-    engine = chosen_engine(place.profile) or _residuals_engine(served_by)
-    engine = engine.partition("-")[0]
+    named = place.server_version is not None or ":" in (place.profile or "")
+    engine = place.server.engine if named else _residuals_engine(served_by)
     served = put.placement.model
     return Setting(engine, put.placement.gpu.name, served.name, kind, regime, model_kind(served))
 

@@ -14,10 +14,13 @@ from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.lora import Lora
 from ....predictors.model_spec import ModelSpec
 from ....predictors.operators.assembly import (
-    chosen_engine,
+    OPERATORS,
+    ROOFLINE,
     default_step_time,
     draft_bytes,
+    is_file,
     operator_step_time,
+    simulated_server,
     speculative_step_time,
 )
 from ....predictors.placement import Placement, smallest_tp
@@ -25,9 +28,10 @@ from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
+from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
-from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
+from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import TaskSource, TraceSource, WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 # Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
 EXACT_REQUESTS = 1_000_000
+_OPERATORS_ONLY = "speculation takes step times from operators; leave profile out"
 
 
 class CellPart:
@@ -122,8 +127,31 @@ class PlacementSpec(CellPart):
 
     @property
     def analytic_host_s(self) -> float:
-        """Host time of an iteration where step times are estimated."""
+        """Host time of an iteration where step times are estimated by the roofline."""
         return DEFAULT_HOST_S if self.host_s is None else float(self.host_s)
+
+    @property
+    def server(self) -> ServerVersion:
+        """The server that is simulated."""
+        return simulated_server(self.profile, self.server_version)
+
+    def step_time(self, placement: Placement) -> StepTimeModel:
+        """The step times of a placement where no file has them.
+
+        Raises:
+            SloBenchError: they are not known of the model.
+        """
+        server = self.server
+        if self.profile == ROOFLINE:
+            if self.speculation is not None:
+                raise SloBenchError(_OPERATORS_ONLY)
+            return step_time(placement, self.analytic_host_s)
+        if self.speculation is not None:
+            return speculative_step_time(placement, self.speculation, server, self.host_s)
+        named = self.profile is not None and self.profile.startswith(OPERATORS)
+        return (operator_step_time if named else default_step_time)(
+            placement, server, host_s=self.host_s
+        )
 
     @property
     def settled(self) -> Self:
@@ -248,8 +276,7 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
-    engine = chosen_engine(spec.profile)
-    profile = None if spec.profile is None or engine else read_profile(spec.profile)
+    profile = read_profile(spec.profile) if is_file(spec.profile) else None
     language, embeds, card = model(spec.model), None, None
     if profile is not None and profile.gpu == spec.gpu:
         card = profiled_gpu(profile)
@@ -284,32 +311,28 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if spec.speculation is not None:
-        if profile is not None:
-            raise SloBenchError("speculation takes step times from operators; leave profile out")
-        step_time = speculative_step_time(placement, spec.speculation, engine, spec.host_s)
-    elif engine is not None:
-        step_time = operator_step_time(placement, engine, host_s=spec.host_s)
-    elif profile is not None:
-        step_time = _profiled(spec.profile, profile, placement, spec.host_s)
+    if profile is None:
+        timed = spec.step_time(placement)
+    elif spec.speculation is not None:
+        raise SloBenchError(_OPERATORS_ONLY)
     else:
-        step_time = default_step_time(placement, host_s=spec.host_s)
-    step_time = _with_overhead(step_time, spec.prefill_overhead_s)
+        timed = _profiled(spec.profile, profile, placement, spec.host_s)
+    timed = _with_overhead(timed, spec.prefill_overhead_s)
     if lora:
-        step_time = lora.slower(step_time, card)
-    return Placed(placement, step_time, beside, lora=lora or None)
+        timed = lora.slower(timed, card)
+    return Placed(placement, timed, beside, lora=lora or None)
 
 
-def _with_overhead(step_time: StepTimeModel, prefill_s: float) -> StepTimeModel:
+def _with_overhead(timed: StepTimeModel, prefill_s: float) -> StepTimeModel:
     """The same with a fixed time in each iteration that computes a prompt."""
     if not prefill_s:
-        return step_time
-    if not isinstance(step_time.model, OperatorRoofline):
+        return timed
+    if not isinstance(timed.model, OperatorRoofline):
         raise SloBenchError(
-            "prefill_overhead_s is for analytic step times; leave it or profile out"
+            f"prefill_overhead_s is for profile {ROOFLINE}; set that, or leave it out"
         )
-    slower = dataclasses.replace(step_time.model, prefill_s=step_time.model.prefill_s + prefill_s)
-    return dataclasses.replace(step_time, model=slower)
+    slower = dataclasses.replace(timed.model, prefill_s=timed.model.prefill_s + prefill_s)
+    return dataclasses.replace(timed, model=slower)
 
 
 def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
@@ -328,7 +351,8 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         raise SloBenchError(
             f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
         )
-    others = (spec.profile, spec.embedder, spec.speculation, spec.max_loras)
+    profile = None if spec.profile == ROOFLINE else spec.profile
+    others = (profile, spec.embedder, spec.speculation, spec.max_loras)
     if any(other is not None for other in others):
         raise SloBenchError(
             "device_map goes with neither profile, embedder, speculation nor max_loras; leave "
@@ -336,8 +360,8 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         )
     placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
     placement.check()
-    step_time = staged_step_time(placement, spec.analytic_host_s)
-    return Placed(placement, step_time, ready_s=mapped.ready_s)
+    timed = staged_step_time(placement, spec.analytic_host_s)
+    return Placed(placement, timed, ready_s=mapped.ready_s)
 
 
 def _profiled(

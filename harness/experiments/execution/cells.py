@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ....predictors.dtypes import weight_dtype
-from ....predictors.operators.assembly import default_step_time
 from ....predictors.output_length import bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement
 from ....predictors.power import power_model
@@ -249,7 +248,7 @@ def _role_step_time(spec: PlacementSpec, role: Placement) -> StepTime:
     if dataclasses.replace(role, tp=run_placement.tp, gpu=run_placement.gpu) == run_placement:
         gpu_name = spec.gpu if role.gpu == run_placement.gpu else role.gpu.name
         return placed(spec.replaced(tp=role.tp, gpu=gpu_name)).step_time.model
-    return default_step_time(role).model
+    return spec.step_time(role).model
 
 
 def simulated_row(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....predictors.device_map import read_device_map
+from ....predictors.operators.assembly import is_file
 from ....predictors.output_length import check_installed, length_predictor
 from ....workloads.errors import SloBenchError
 from ....workloads.slo import parse_slo
@@ -200,7 +201,9 @@ def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
 def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
     for name, declaration in declared(type(experiment)).items():
-        if declaration.setting.one_model and values[name] not in (None, 1):
+        if not declaration.setting.one_model or values[name] in (None, 1):
+            continue
+        if name != "profile" or is_file(values[name]):
             raise SloBenchError(
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ....predictors.operators.assembly import ROOFLINE
 from ....predictors.specs import model
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.checksums import crc32_of_file
@@ -76,6 +77,7 @@ def _plan(experiment: ExperimentSchema) -> ExperimentPlan:
     estimate(experiment).check()
     experiment = experiment.model_copy(update={"speculation": _speculations(experiment)})
     experiment = experiment.model_copy(update={"variants": _settled_variants(experiment)})
+    experiment = experiment.model_copy(update={"profile": _profiles(experiment)})
     groups = [group_of(variant) for variant in experiment.each_variant().values()]
     workloads = list(dict.fromkeys(c.workload for group in groups for c in group.combinations))
     first = groups[0].combinations[0]
@@ -96,6 +98,16 @@ def _plan(experiment: ExperimentSchema) -> ExperimentPlan:
     )
     filled = settled | filled_in(experiment, load) | _records(experiment)
     return ExperimentPlan(tuple(distinct(cells)), experiment.model_copy(update=filled))
+
+
+def _profiles(experiment: ExperimentSchema) -> tuple[str | None, ...]:
+    """The values of `profile`: beside device maps, whose step times come from the roofline, it has
+    those of all others too.
+    """
+    variants = experiment.each_variant().values()
+    mapped = any(device_map for variant in variants for device_map in variant.device_map)
+    beside = mapped and experiment.backend == SIMULATED
+    return tuple(ROOFLINE if beside and p is None else p for p in experiment.profile)
 
 
 def _settled_variants(experiment: ExperimentSchema) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ....predictors.model_spec import ModelSpec
-from ..replay.log_replay import version_of
+from ....predictors.server_version import version_numbers
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def server_of(
     key = engine, gpu, _SAME_RECIPES.get(model, model), weights
     if version and key in _EARLIER:
         changed, earlier = _EARLIER[key]
-        if version_of(version) < changed:
+        if version_numbers(version) < changed:
             return earlier
     return _RECIPES.get((*key, tp)) or _RECIPES.get((*key, 0), Server())
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....predictors.bands import kind_of, regime_of
-from ....predictors.operators.assembly import default_step_time, operator_step_time
-from ....predictors.operators.kernels import has_tables
+from ....predictors.operators.assembly import default_step_time
 from ....predictors.placement import Placement
+from ....predictors.server_version import ServerVersion, version_numbers
 from ....predictors.specs import GIB, gpu, model
-from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
+from ....predictors.step_time import StepTimeModel, step_time
 from ....workloads.arrays import Floats, Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
@@ -20,7 +20,7 @@ from ....workloads.workload import Workload
 from ...core.records.request_records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
-from ..replay.log_replay import ASYNCHRONOUS_FROM, METRICS, latencies, version_of
+from ..replay.log_replay import METRICS, latencies
 from .clients import Client, Server, client_of, server_of
 from .highest_rate import highest_rate
 from .measurement import Case, ClosedLoop, HighestRate
@@ -55,7 +55,7 @@ def predict(
 ) -> Prediction:
     """Simulate a case, without the kernel tables of the GPUs `without`, or with `step_time_model`.
 
-    `analytic`: with the step times that `slo-bench run` takes by default, a fit or an estimate.
+    `analytic`: with the step times of `--profile roofline`, a fit or an estimate.
 
     Raises:
         SloBenchError: the engine is unknown, the model does not fit, or a request is too long.
@@ -84,9 +84,7 @@ def predict(
     if blocks is None:
         placement.check()
     if step_time_model is None:
-        step_time_model = (
-            default_step_time(placement) if analytic else step_times(case, placement, without)
-        )
+        step_time_model = step_time(placement) if analytic else step_times(case, placement, without)
     load, client = case.load, client_of(case.harness, case.engine, case.version)
     kind = kind_of(step_time_model)
 
@@ -182,25 +180,21 @@ def sampler_bytes(case: Case) -> int:
 
 def collectives_bytes(case: Case) -> int:
     """Bytes on each GPU that collectives of older vLLM take beyond the reserve of `Placement`."""
-    older = case.engine == "vllm" and version_of(case.version) < (0, 9)
+    older = case.engine == "vllm" and version_numbers(case.version) < (0, 9)
     return COLLECTIVES_BYTES if older and case.tp > 1 else 0
 
 
-def schedules_ahead(case: Case) -> bool:
-    """Whether vLLM schedules the next step during the present one, as told or by its version."""
-    if case.engine != "vllm" or case.async_scheduling is not None:
-        return case.engine == "vllm" and bool(case.async_scheduling)
-    return version_of(case.version) >= ASYNCHRONOUS_FROM
+def measured_server(case: Case) -> ServerVersion:
+    """The server that was measured."""
+    return ServerVersion(case.engine, case.version, case.async_scheduling)
 
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
-    """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
-    tables = has_tables(placement.gpu.name) or not placement.model.is_plain
-    if not tables and coefficients_of(placement).fitted:
-        return step_time(placement)
-    engine = "vllm-async" if schedules_ahead(case) else case.engine
+    """Those of `default_step_time` for the server that was measured."""
     kernel = _server(case).experts_kernel
-    return operator_step_time(placement, engine, without=without, experts_kernel=kernel)
+    return default_step_time(
+        placement, measured_server(case), without=without, experts_kernel=kernel
+    )
 
 
 def _server(case: Case) -> Server:
@@ -216,7 +210,7 @@ def _system(case: Case) -> System:
         "chunked_prefill_tokens": budget,
         "max_num_seqs": seqs,
         "max_running_requests": seqs,
-        "async_scheduling": schedules_ahead(case),
+        "async_scheduling": measured_server(case).schedules_ahead,
     }
     return served.with_parameters(**served.known(names))
 

@@ -18,7 +18,7 @@ from ....predictors.step_time import DEFAULT_HOST_S
 from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
 from ..accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement
-from ..accuracy.predict import predict, schedules_ahead
+from ..accuracy.predict import measured_server, predict
 from ..accuracy.readers import read_folder
 from .calibrate import Calibrated, Progress, tables_only, with_factors
 
@@ -99,7 +99,7 @@ def _ratios(rows: Sequence[Measurement], profile: Profile) -> dict[str, Floats]:
     """Predicted / measured by metric, of all rows that have it."""
     ratios_by_metric: dict[str, list[float]] = {metric: [] for metric in _METRICS}
     for row in rows:
-        host_s = 0.0 if schedules_ahead(row.case) else DEFAULT_HOST_S
+        host_s = 0.0 if measured_server(row.case).schedules_ahead else DEFAULT_HOST_S
         step_time = profiled_step_time(profile, Host(step_s=host_s, graph_tokens=GRAPH_TOKENS))
         predicted = predict(row.case, step_time_model=step_time).figures
         for metric, name in _METRICS.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ....predictors.profiles.formulas import is_whole, profiled_step_time
 from ....predictors.profiles.importers import recognise
 from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Host
+from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
 from ....workloads.arrays import Floats, Ints
@@ -41,7 +41,6 @@ _DEFAULTS = EngineSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, block_size=16, prefix_caching=True, eager=False
 )
 TOLERANCE = 0.05  # of an error, where the machine itself is steadier than that
-ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ def replay_of(
     settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling
     if ahead is None:
-        ahead = version_of(settings.version) >= ASYNCHRONOUS_FROM
+        ahead = ServerVersion(version=settings.version or "").schedules_ahead
     settings = dataclasses.replace(settings, async_scheduling=ahead)
     profile = with_log_link(profile, log)
     placement, settings = _placed(profile, settings, notes)
@@ -312,14 +311,6 @@ def _prefixes_unknown(log: RealLog) -> str:
 def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
     overrides = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
     return dataclasses.replace(base, **overrides)
-
-
-def version_of(text: str | None) -> tuple[int, ...]:
-    """Major and minor version; an unknown version counts as the newest."""
-    parts = (text or "").split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return (sys.maxsize,)
-    return int(parts[0]), int(parts[1])
 
 
 def _placed(

@@ -21,7 +21,7 @@ from slo_bench.harness.experiments.execution.cells import (
     workload_of,
 )
 from slo_bench.harness.experiments.execution.experiment_plan import plan
-from slo_bench.predictors.bands import LEVEL, UNFITTED, Spread, residuals
+from slo_bench.predictors.bands import KERNELS, LEVEL, Spread, residuals
 from slo_bench.tuner.capacity.folder import prediction_band
 
 
@@ -38,13 +38,13 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
     spec, workload, result, row = cell
     sample = sampled(workload, result)
     setting = setting_of(spec, sample, row)
-    assert (setting.engine, setting.gpu, setting.step_time) == ("vllm", "h200-141g", UNFITTED)
+    assert (setting.engine, setting.gpu, setting.step_time) == ("vllm", "h200-141g", KERNELS)
     low, high = residuals().spread(setting, ("ttft_p99",)).factors()
     columns = band_columns(spec, sample, row)
     assert columns["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
     assert columns["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
     assert columns["band_low_attainment"] <= columns["band_high_attainment"]
-    assert columns["band_basis"].startswith("unfitted, h200-141g, tp 1, ")
+    assert columns["band_basis"].startswith("kernel tables, h200-141g, tp 1, ")
     assert "band_low_throughput_rps" not in columns  # the offered rate sets it
 
 

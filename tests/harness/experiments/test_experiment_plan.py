@@ -198,7 +198,12 @@ def test_parameters_one_at_a_time_vary_each_beside_the_first_values():
 def test_host_link_and_prefill_overhead_lengthen_steps():
     """A slower host link makes swaps longer, a fixed time those iterations that prefill."""
     usual, slow = (
-        placed(Experiment(systems="vllm", rates=1, **more).plan().cells[0].placement)
+        placed(
+            Experiment(systems="vllm", rates=1, profile="roofline", **more)
+            .plan()
+            .cells[0]
+            .placement
+        )
         for more in ({}, {"host_link": "5gb/s@0us", "prefill_overhead_s": 0.02})
     )
     link = usual.placement.host_link.bandwidth_bytes_per_s / 5e9

@@ -53,8 +53,9 @@ def step_s(axis, value, spec):
     return changed.step_s(32, 32_000, [(0, 512)]), changed.step_s(1, 1, ())
 
 
-def test_perturbation_changes_its_coefficient():
-    (spec, *_) = cells("vllm")
+@pytest.mark.parametrize("profile", ["roofline", "operators"])
+def test_perturbation_changes_its_part_of_the_step_time(profile):
+    (spec, *_) = cells("vllm", profile=profile)
     full_s, small_s = step_s("step-time", 1.0, spec)
     assert step_s("step-time", 2.0, spec) == pytest.approx((2 * full_s, 2 * small_s))
     host_full_s, host_small_s = step_s("host", 3.0, spec)
@@ -62,15 +63,19 @@ def test_perturbation_changes_its_coefficient():
     assert host_small_s - small_s == pytest.approx(0.002)
     slow_full_s, slow_small_s = step_s("attention", 2.0, spec)
     assert slow_full_s > full_s
-    assert slow_small_s == pytest.approx(small_s, rel=1e-3)  # one token attends to nothing
+    # One token attends to nothing; its kernels take their time.
+    assert slow_small_s == pytest.approx(
+        small_s, rel={"roofline": 1e-3, "operators": 0.05}[profile]
+    )
     weights_full_s, weights_small_s = step_s("weights", 2.0, spec)
     assert weights_small_s > 1.5 * small_s
-    assert full_s < weights_full_s < 2 * full_s
+    assert full_s <= weights_full_s < 2 * full_s
 
 
+@pytest.mark.parametrize("profile", ["roofline", "operators"])
 @pytest.mark.parametrize("name", PERTURBATIONS)
-def test_perturbation_at_its_neutral_value_changes_nothing(name):
-    (spec, *_) = cells("vllm")
+def test_perturbation_at_its_neutral_value_changes_nothing(name, profile):
+    (spec, *_) = cells("vllm", profile=profile)
     axis, base = perturbation(name), world(spec)
     changed = axis.change(spec, axis.neutral)
     assert changed.step_time.step_s(8, 800, [(0, 64)]) == pytest.approx(
