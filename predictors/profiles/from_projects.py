@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ..dtypes import KV_DTYPES, WEIGHT_DTYPES
+from ..model_spec import ModelSpec
 from ..specs import model
-from .importers import ImportOptions, recognise
+from ..step_time import ALL_REDUCES_PER_LAYER
+from .build_model import ALL_REDUCE, grid_of
+from .importers import ImportOptions, recognise, unused_note
 from .profile_format import Fitted, Profile, ProfileTable, Source, read_csv, table_of
+from .step_time_table import Curve
 
 # -------------------------------------------------------------------- DistServe
 
@@ -80,58 +87,123 @@ def _coefficients(path: Path, entry: Any) -> dict[str, float]:
 
 _ONE_CALL = ("embedding", "final_layernorm")
 _TWICE_A_LAYER = ("layernorm",)
-_FOLDER = re.compile(r"(?P<gpu>[^-]+)-(?P<model>.+)-(?P<dtype>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
+_PLAIN_MLP = ("gate_up_proj", "act_fn", "down_proj")  # not in layers of experts
+_FOLDER = re.compile(r"(?P<hardware>[^-]+)-(?P<model>.+)-(?P<variant>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
+_TP_FOLDER = re.compile(r"tp(?P<tp>\d+)$")
+_EXPERTS = "moe.csv"
 
 
 def read_llmservingsim(path: Path, options: ImportOptions) -> Profile:
     """Layer profiles of vLLM, mixed batches among them (casys-kaist/LLMServingSim, MIT): the folder
     of one model on one GPU; missing settings come from meta.yaml or the folder's name.
+
+    Experts of a step with n tokens take the time of as many activated experts as n tokens choose on
+    average, each on its own.
     """
-    settings = _settings(path)
+    folder = path
+    if not (path / "dense.csv").exists() and (path / f"tp{options.tp or 1}").is_dir():
+        folder = path / f"tp{options.tp or 1}"
+    settings = _settings(folder)
     name = options.model_name(settings.get("model"))
     gpu = options.gpu_name(settings.get("hardware"))
-    layers = model(name).layers
+    tp = int(settings.get("tp", options.tp or 1))
+    if options.tp not in (None, tp):
+        raise SloBenchError(f"{folder} was measured at tp {tp}, not {options.tp}; leave --tp out")
+    spec = model(name)
+    files = {kind: folder / f"{kind}.csv" for kind in ("dense", "per_sequence", "attention")}
+    linear = _operators(files["dense"], "tokens", spec.layers, spec.layers - spec.expert_layers)
+    used = list(files.values())
+    if spec.experts is not None:
+        linear += _experts(folder, spec, sorted({row[1] for row in linear}))
+        used.append(folder / _EXPERTS)
+    note = "median kernel times of one layer, launched eagerly"
     source = Source(
         "LLMServingSim (casys-kaist/LLMServingSim)",
-        path.resolve().name,
+        folder.resolve().name,
         "MIT",
         f"vLLM {settings['vllm_version']}" if "vllm_version" in settings else "",
-        "median kernel times of one layer, launched eagerly",
+        unused_note(note, list(folder.iterdir()), used),
     )
     tables = {
-        "linear": _operators(path / "dense.csv", "linear", "tokens", layers),
-        "per_sequence": _operators(path / "per_sequence.csv", "per_sequence", "sequences", 0),
-        "attention": _attention(path / "attention.csv", layers),
+        "linear": table_of("linear", linear),
+        "per_sequence": table_of("per_sequence", _operators(files["per_sequence"], "sequences")),
+        "attention": _attention(files["attention"], spec.layers),
     }
-    tp = options.tp or int(settings.get("tp", 1))
-    return Profile(name, gpu, tp, sources=(source,), tables=tables)
+    weights, _, kv = settings.get("variant", "").partition("-kv")
+    return Profile(
+        name,
+        gpu,
+        tp,
+        weight_dtype=weights if weights in WEIGHT_DTYPES else "bf16",
+        kv_dtype=kv if kv in KV_DTYPES else "bf16",
+        sources=(source,),
+        tables=tables,
+    )
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """The few plain lines of meta.yaml that matter; else what the folder's name says."""
-    settings: dict[str, str] = {}
-    named = _FOLDER.match(path.resolve().name)
-    if named:
-        settings = {"hardware": named["gpu"], "model": named["model"], "tp": named["tp"]}
-    meta = path / "meta.yaml"
-    if meta.is_file():
-        for line in meta.read_text(encoding="utf-8").splitlines():
-            key, colon, value = line.partition(":")
-            if colon and key in ("model", "hardware", "vllm_version"):
-                settings[key] = value.strip().strip("'\"")
+    """The few plain lines of meta.yaml, here or above tpN, that matter; else what the folder's name
+    says.
+    """
+    folder = path.resolve()
+    named = _FOLDER.match(folder.name) or _TP_FOLDER.match(folder.name)
+    settings = named.groupdict() if named else {}
+    metas = [folder / "meta.yaml"]
+    if _TP_FOLDER.match(folder.name):
+        metas.append(folder.parent / "meta.yaml")
+    for meta in metas:
+        if meta.is_file():
+            for line in meta.read_text(encoding="utf-8").splitlines():
+                key, colon, value = line.partition(":")
+                if colon and key in ("model", "hardware", "vllm_version", "variant"):
+                    settings[key] = value.strip().strip("'\"")
+            break
     return settings
 
 
-def _operators(path: Path, kind: str, count: str, layers: int) -> ProfileTable:
+def _experts(folder: Path, spec: ModelSpec, sizes: Sequence[float]) -> list[tuple[Any, ...]]:
+    """Rows of the experts for steps of so many tokens.
+
+    Raises:
+        FileFormatError: there are none; LLMServingSim measures them whole, on one GPU.
+    """
+    path = folder / _EXPERTS
+    if not path.exists() and not path.with_name(f"{_EXPERTS}.gz").exists():
+        raise FileFormatError(
+            path,
+            None,
+            f"is missing, so the experts of {spec.name} would take no time; LLMServingSim measures "
+            "them on one GPU: import tp1 with --tp 1, or use `--profile operators`, which has "
+            "measured experts of its own",
+        )
+    columns = read_csv(path, ("tokens", "activated_experts", "time_us")).values()
+    tokens, activated, times_us = (np.array(_numbers(path, column)) for column in columns)
+    experts = spec.experts
+    assert experts is not None
+    (tokens, activated), grid = grid_of([tokens, activated], times_us, fill_along=(1, 0))
+    rows = []
+    for size in sizes:
+        by_tokens = [np.interp(experts.distinct(size), activated, line) for line in grid]
+        time_us = Curve(tokens, np.array(by_tokens))(size)
+        rows.append(("moe", size, spec.expert_layers, time_us))
+    return rows
+
+
+def _operators(
+    path: Path, count: str, layers: int = 0, plain_layers: int = 0
+) -> list[tuple[Any, ...]]:
+    """Operator, size, calls a step and µs; `layers` 0: all are called once a step."""
     columns = read_csv(path, ("layer", count, "time_us"))
     rows = []
     for operator, *figures in zip(*columns.values(), strict=True):
         size, time_us = _numbers(path, figures)
         calls = layers * (2 if operator in _TWICE_A_LAYER else 1)
+        if operator in _PLAIN_MLP:
+            calls = plain_layers
         if operator in _ONE_CALL or not layers:
             calls = 1
         rows.append((operator, size, calls, time_us))
-    return table_of(kind, rows)
+    return rows
 
 
 def _attention(path: Path, layers: int) -> ProfileTable:
@@ -229,34 +301,118 @@ _IN_A_LAYER = {
 _ONCE = {"emb": 1}
 
 
-def read_vidur(path: Path, options: ImportOptions) -> Profile:
-    """Linear layers (microsoft/vidur, MIT); attention is not among them.
+_IN_ATTENTION = ("attn_prefill", "attn_decode", "attn_kv_cache_save")
+_SIXTEEN_BITS = 2  # bytes of what an all-reduce sums
 
-    Read from `GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of one tp (default 1).
+
+def read_vidur(path: Path, options: ImportOptions) -> Profile:
+    """Linear layers and attention (microsoft/vidur, MIT): medians in milliseconds a call, rows of
+    one tp (default 1) and of the model's shape.
+
+    Read from Vidur's mlp.csv, or a folder with it, and the attention.csv and all_reduce.csv beside
+    it where they are; or from `GPU__ORG__MODEL__linear.csv`, which has linear layers alone.
     """
-    parts = path.name.split("__")
-    named = len(parts) == 4
-    name = options.model_name(parts[2] if named else None)
-    gpu = options.gpu_name(parts[0] if named else None)
+    path = path / "mlp.csv" if path.is_dir() else path
+    linear_alone = path.name.count("__") == 3
+    names = path.name.split("__") if linear_alone else ("", "", "", *path.resolve().parts)[-4:-1]
+    gpu_part, _, model_part = names[:3]
+    spec = model(options.model_name(model_part))
+    gpu = options.gpu_name(gpu_part)
     tp = options.tp or 1
-    calls = {k: n * model(name).layers for k, n in _IN_A_LAYER.items()} | _ONCE
-    fields = [f"{operator}_ms" for operator in calls]
-    columns = read_csv(path, ("num_tokens", "num_tensor_parallel_workers", *fields))
-    try:
-        sizes = [float(v) for v in columns["num_tokens"]]
-        degrees = [int(float(v)) for v in columns["num_tensor_parallel_workers"]]
-        rows = [
-            (operator, tokens, calls[operator], 1e3 * float(time_ms))
-            for operator, field in zip(calls, fields, strict=True)
-            for tokens, degree, time_ms in zip(sizes, degrees, columns[field], strict=True)
-            if degree == tp and time_ms
-        ]
-    except (ValueError, OverflowError) as error:
-        raise FileFormatError(path, None, f"a field is no number: {error}") from None
-    if not rows:
-        there = ", ".join(map(str, sorted(set(degrees))))
-        raise SloBenchError(f"{path} has no rows of tp {tp}; it has tp {there}")
-    note = "linear layers and norms of one layer; no attention, no output head"
-    note += "; without all-reduces" if tp > 1 else ""
+    linear = _vidur_linear(path, spec, tp, "{}_ms" if linear_alone else _MEDIAN)
+    attention: _Rows = []
+    notes = ["one layer's operators; no output head"]
+    files = [path]
+    if not linear_alone:
+        attention_file, reduce_file = map(path.with_name, ("attention.csv", "all_reduce.csv"))
+        if attention_file.exists():
+            attention = _vidur_attention(attention_file, spec, tp)
+            files.append(attention_file)
+        if tp > 1 and reduce_file.exists():
+            linear += _vidur_all_reduce(reduce_file, spec, tp)
+            files.append(reduce_file)
+    if not attention:
+        notes.append("no attention")
+    if tp > 1 and linear[-1][0] != ALL_REDUCE:
+        notes.append("without all-reduces (give --peer-link, or all_reduce.csv beside mlp.csv)")
+    beside = [] if linear_alone else list(path.parent.iterdir())
+    note = unused_note("; ".join(notes), beside, files)
     source = Source("Vidur (microsoft/vidur)", path.name, "MIT", note=note)
-    return Profile(name, gpu, tp, sources=(source,), tables={"linear": table_of("linear", rows)})
+    tables = {"linear": table_of("linear", linear)}
+    if attention:
+        tables["attention"] = table_of("attention", attention)
+    return Profile(spec.name, gpu, tp, sources=(source,), tables=tables)
+
+
+_TP_COLUMN = "num_tensor_parallel_workers"
+_MEDIAN = "time_stats.{}.median"
+_NORMS = ("input_layernorm", "post_attention_layernorm", "add")  # not in every model's file
+_Rows = list[tuple[Any, ...]]
+
+
+def _vidur_linear(path: Path, spec: ModelSpec, tp: int, column: str) -> _Rows:
+    calls = {k: n * spec.layers for k, n in _IN_A_LAYER.items()} | _ONCE
+    optional = [column.format(name) for name in _NORMS] if column == _MEDIAN else []
+    shape = {"n_head": spec.heads, "n_kv_head": spec.kv_heads, "n_embd": spec.hidden}
+    shape |= {"n_expanded_embd": spec.intermediate}
+    where = {_TP_COLUMN: tp} | (shape if column == _MEDIAN else {})
+    fields = [column.format(name) for name in calls]
+    table = _vidur_rows(path, where, ("num_tokens", *fields), optional)
+    return [
+        (operator, tokens, count, 1e3 * time_ms)
+        for (operator, count), field in zip(calls.items(), fields, strict=True)
+        for tokens, time_ms in zip(table["num_tokens"], table[field], strict=True)
+        if time_ms > 0
+    ]
+
+
+def _vidur_attention(path: Path, spec: ModelSpec, tp: int) -> _Rows:
+    """Chunks and decode steps apart, with the time to write their keys and values."""
+    where = {_TP_COLUMN: tp, "n_q_head": spec.heads, "n_embd": spec.hidden}
+    where |= {"n_kv_head": spec.kv_heads}
+    fields = [_MEDIAN.format(name) for name in _IN_ATTENTION]
+    counts = ("batch_size", "prefill_chunk_size", "kv_cache_size")
+    table = _vidur_rows(path, where, (*counts, *fields), fields)
+    rows: _Rows = []
+    for batch, chunk, kv, *times_ms in zip(*(table[f] for f in (*counts, *fields)), strict=True):
+        time_us = 1e3 * sum(times_ms)
+        if chunk:
+            rows.append((chunk, kv, 0.0, 0.0, spec.layers, time_us))
+        else:
+            rows.append((0.0, 0.0, batch, kv + 1, spec.layers, time_us))
+    return rows
+
+
+def _vidur_all_reduce(path: Path, spec: ModelSpec, tp: int) -> _Rows:
+    """All-reduces within a node; their sizes are bytes of 16-bit numbers."""
+    where = {"num_workers": tp, "devices_per_node": tp}
+    field = _MEDIAN.format("all_reduce")
+    table = _vidur_rows(path, where, ("size", field), ())
+    calls = ALL_REDUCES_PER_LAYER * spec.layers
+    tokens = [size / spec.hidden / _SIXTEEN_BITS for size in table["size"]]
+    pairs = zip(tokens, table[field], strict=True)
+    return [(ALL_REDUCE, n, calls, 1e3 * time_ms) for n, time_ms in pairs if n >= 1]
+
+
+def _vidur_rows(
+    path: Path, where: dict[str, int], names: Sequence[str], optional: Sequence[str]
+) -> dict[str, list[float]]:
+    """Columns of the rows that fit `where`; an empty cell and an absent optional column are 0.
+
+    Raises:
+        FileFormatError: no row fits; the message says what there is.
+    """
+    columns = read_csv(path, (*where, *names), optional)
+    table = {name: _numbers(path, [v or "0" for v in cells]) for name, cells in columns.items()}
+    chosen = range(len(table[names[0]]))
+    for name, value in where.items():
+        values = table[name]
+        fitting = [row for row in chosen if values[row] == value]
+        if not fitting:
+            there = ", ".join(f"{v:g}" for v in sorted({values[row] for row in chosen}))
+            label = "tp" if name in (_TP_COLUMN, "num_workers") else name
+            raise FileFormatError(
+                path, None, f"has no rows of {label} {value}; it has {label} {there}"
+            )
+        chosen = fitting
+    return {name: [table[name][row] for row in chosen] for name in names}

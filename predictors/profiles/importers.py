@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +34,10 @@ class ImportOptions:
 
 # The meaning of each source's path; `read_SOURCE(path, options) -> Profile` reads it.
 IMPORTERS = {
-    "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
-    "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
+    "llmservingsim": "a folder with dense.csv, per_sequence.csv, attention.csv (and moe.csv), or "
+    "with tp1, tp2, … of these",
+    "vidur": "compute/GPU/ORG/MODEL/mlp.csv, attention.csv and all_reduce.csv beside it; or "
+    "GPU__ORG__MODEL__linear.csv",
     "aiconfigurator": "a folder with the Parquet files of one system and backend (needs --model)",
     "distserve": "a profiler JSON of fitted coefficients",
     "splitwise": "perf_model.csv",
@@ -58,6 +60,18 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     profile = read(path, options)
     catalogued = gpus().get(profile.gpu)
     return replace(profile, multiprocessors=catalogued.multiprocessors if catalogued else 0)
+
+
+_MEASUREMENTS = (".csv", ".gz", ".parquet", ".json", ".txt")
+_NAMED = 8  # of the files that are not used
+
+
+def unused_note(note: str, files: Collection[Path], used: Collection[Path]) -> str:
+    """`note`, and after it the measurements among `files` that a profile does not use."""
+    names = sorted({f.name for f in files if f.suffix in _MEASUREMENTS} - {f.name for f in used})
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    not_used = f"not used: {', '.join(names[:_NAMED])}{more}" if names else ""
+    return "; ".join(filter(None, (note, not_used)))
 
 
 # What stands around the name proper, in Hugging Face ids and in device names.

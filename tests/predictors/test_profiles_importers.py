@@ -73,9 +73,107 @@ def test_import_llmservingsim_with_a_broken_table_is_refused(tmp_path):
         import_profile("llmservingsim", folder, ImportOptions())
 
 
-def test_import_vidur(tmp_path):
-    operators = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add", "emb",
-                 "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj")  # fmt: skip
+def test_experts_of_llmservingsim_take_the_time_of_those_that_a_step_activates(tmp_path):
+    variant = tmp_path / "bf16"
+    variant.mkdir()
+    folder = llmservingsim(variant / "tp1")
+    (folder / "meta.yaml").rename(variant / "meta.yaml")
+    (folder / "skew.csv").write_text("n,skew\n1,2\n")
+    model = ImportOptions(model="qwen3-30b-a3b")
+    with pytest.raises(
+        FileFormatError, match=r"experts .* would take no time.*--profile operators"
+    ):
+        import_profile("llmservingsim", variant, model)
+    (folder / "moe.csv").write_text(
+        "tokens,activated_experts,time_us\n1,8,50\n2,8,50\n2,16,130\n16,8,60\n16,16,140\n16,64,460\n"
+    )
+    profile = import_profile("llmservingsim", variant, model)
+    assert (profile.gpu, profile.sources[0].version) == ("rtx-4090", "vLLM 0.19.0")
+    assert profile.sources[0].note.endswith("not used: skew.csv")
+    linear = profile.tables["linear"]
+    experts = linear.rows(linear.words["operator"] == "moe")
+    assert experts["tokens"].tolist() == [1, 16]
+    assert experts["calls"].tolist() == [48, 48]
+    # One token activates 8 experts; 16 tokens 128 (1 - (1 - 8 / 128) ** 16) = 82.4, of which 64
+    # are measured.
+    assert experts["time_us"] == pytest.approx([50, 460])
+    with pytest.raises(SloBenchError, match="measured at tp 1, not 2"):
+        import_profile("llmservingsim", folder, ImportOptions(model="qwen3-30b-a3b", tp=2))
+
+
+VIDUR_OPERATORS = (
+    *("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add", "emb"),
+    *("post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj"),
+)
+
+
+def medians(file: Path, where: dict[str, list[float]], times_ms: dict[str, list[object]]) -> None:
+    """A table of Vidur's profiler: medians in ms, then what they were measured at."""
+    columns = {f"time_stats.{name}.median": cells for name, cells in times_ms.items()} | where
+    rows = zip(*columns.values(), strict=True)
+    file.write_text("\n".join(",".join(map(str, row)) for row in [list(columns), *rows]) + "\n")
+
+
+def vidur_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "compute" / "a100" / "meta-llama" / "Meta-Llama-3-8B"
+    folder.mkdir(parents=True)
+    both = {"num_tensor_parallel_workers": [1, 2, 2], "n_embd": [4096] * 3, "n_kv_head": [8] * 3}
+    mlp = both | {"num_tokens": [8, 8, 64], "n_head": [32] * 3, "n_expanded_embd": [14336] * 3}
+    medians(folder / "mlp.csv", mlp, {o: [0.2, 0.1, 0.3] for o in VIDUR_OPERATORS})
+    attention = both | {
+        "n_q_head": [32] * 3,
+        "batch_size": [1, 4, 1],
+        "prefill_chunk_size": [0, 0, 64],
+        "kv_cache_size": [1, 31, 128],
+    }
+    times: dict[str, list[object]] = {
+        "attn_decode": [9, 0.015, ""],
+        "attn_prefill": ["", "", 0.05],
+        "attn_kv_cache_save": [1, 0.001, 0.002],
+    }
+    medians(folder / "attention.csv", attention, times)
+    reduce = {
+        "num_workers": [2.0, 2, 4],
+        "devices_per_node": [2.0, 1, 4],
+        "size": [65536.0, 65536, 65536],
+    }
+    medians(folder / "all_reduce.csv", reduce, {"all_reduce": [0.02, 9, 9]})
+    return folder
+
+
+def test_import_of_vidurs_own_tables_takes_medians_of_one_tp_with_attention(tmp_path):
+    folder = vidur_folder(tmp_path)
+    (folder / "cpu_overhead.csv").write_text("a\n1\n")
+    profile = import_profile("vidur", folder, ImportOptions(tp=2))
+    assert (profile.model, profile.gpu, profile.tp) == ("llama-3-8b", "a100-80g", 2)
+    linear = profile.tables["linear"]
+    sizes = linear.rows(linear.words["operator"] == "mlp_act")
+    assert sizes["tokens"].tolist() == [8, 64]
+    assert sizes["time_us"] == pytest.approx([100, 300])
+    reduces = linear.rows(linear.words["operator"] == "all_reduce")
+    assert (reduces["tokens"].tolist(), reduces["calls"].tolist()) == ([8], [64])
+    attention = profile.tables["attention"]
+    assert attention["n_decode"].tolist() == [4, 0]
+    assert attention["kv_decode"].tolist() == [32, 0]
+    assert attention["kv_prefill"].tolist() == [0, 128]
+    assert attention["time_us"] == pytest.approx([16, 52])
+    assert profile.sources[0].note.endswith("no output head; not used: cpu_overhead.csv")
+
+
+def test_import_of_vidurs_own_tables_says_what_is_missing(tmp_path):
+    folder = vidur_folder(tmp_path)
+    for name in ("attention", "all_reduce"):
+        (folder / f"{name}.csv").unlink()
+    profile = import_profile("vidur", folder / "mlp.csv", ImportOptions(tp=2))
+    assert "no attention; without all-reduces" in profile.sources[0].note
+    with pytest.raises(FileFormatError, match="no rows of tp 4; it has tp 1, 2"):
+        import_profile("vidur", folder, ImportOptions(tp=4))
+    with pytest.raises(FileFormatError, match="no rows of n_head 64; it has n_head 32"):
+        import_profile("vidur", folder, ImportOptions(model="llama-3-70b"))
+
+
+def test_import_vidur_linear_layers_alone(tmp_path):
+    operators = VIDUR_OPERATORS
     names = ["num_tokens", "num_tensor_parallel_workers", *(f"{o}_ms" for o in operators)]
     rows = [[8, tp, *[0.1 / tp] * len(operators)] for tp in (1, 2)]
     file = tmp_path / "a100__meta-llama__Meta-Llama-3-8B__linear.csv"
