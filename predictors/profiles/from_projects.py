@@ -16,7 +16,7 @@ from ..model_spec import ModelSpec
 from ..specs import model
 from ..step_time import ALL_REDUCES_PER_LAYER
 from .build_model import ALL_REDUCE, grid_of
-from .importers import ImportOptions, recognise, unused_note
+from .importers import ImportOptions, measurements_beside, recognise, unused_note
 from .profile_format import Fitted, Profile, ProfileTable, Source, read_csv, table_of
 from .step_time_table import Curve
 
@@ -122,7 +122,7 @@ def read_llmservingsim(path: Path, options: ImportOptions) -> Profile:
         folder.resolve().name,
         "MIT",
         f"vLLM {settings['vllm_version']}" if "vllm_version" in settings else "",
-        unused_note(note, list(folder.iterdir()), used),
+        unused_note(note, measurements_beside(folder, used)),
     )
     tables = {
         "linear": table_of("linear", linear),
@@ -335,8 +335,8 @@ def read_vidur(path: Path, options: ImportOptions) -> Profile:
         notes.append("no attention")
     if tp > 1 and linear[-1][0] != ALL_REDUCE:
         notes.append("without all-reduces (give --peer-link, or all_reduce.csv beside mlp.csv)")
-    beside = [] if linear_alone else list(path.parent.iterdir())
-    note = unused_note("; ".join(notes), beside, files)
+    beside = [] if linear_alone else measurements_beside(path.parent, files)
+    note = unused_note("; ".join(notes), beside)
     source = Source("Vidur (microsoft/vidur)", path.name, "MIT", note=note)
     tables = {"linear": table_of("linear", linear)}
     if attention:

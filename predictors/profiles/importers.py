@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,8 @@ IMPORTERS = {
     "with tp1, tp2, … of these",
     "vidur": "compute/GPU/ORG/MODEL/mlp.csv, attention.csv and all_reduce.csv beside it; or "
     "GPU__ORG__MODEL__linear.csv",
-    "aiconfigurator": "a folder with the Parquet files of one system and backend (needs --model)",
+    "aiconfigurator": "systems/data/SYSTEM, or SYSTEM/FAMILY/BACKEND/VERSION in it to choose these "
+    "(needs --model)",
     "distserve": "a profiler JSON of fitted coefficients",
     "splitwise": "perf_model.csv",
 }
@@ -63,12 +64,17 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
 
 
 _MEASUREMENTS = (".csv", ".gz", ".parquet", ".json", ".txt")
-_NAMED = 8  # of the files that are not used
+_NAMED = 8  # of what is not used
 
 
-def unused_note(note: str, files: Collection[Path], used: Collection[Path]) -> str:
-    """`note`, and after it the measurements among `files` that a profile does not use."""
-    names = sorted({f.name for f in files if f.suffix in _MEASUREMENTS} - {f.name for f in used})
+def measurements_beside(folder: Path, used: Iterable[Path]) -> list[str]:
+    """Names of the files of measurements in a folder, but for those that are used."""
+    names = {file.name for file in folder.iterdir() if file.suffix in _MEASUREMENTS}
+    return sorted(names - {file.name for file in used})
+
+
+def unused_note(note: str, names: Sequence[str]) -> str:
+    """`note`, and after it the names of what a profile does not use."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     not_used = f"not used: {', '.join(names[:_NAMED])}{more}" if names else ""
     return "; ".join(filter(None, (note, not_used)))

@@ -234,22 +234,24 @@ def test_import_splitwise(tmp_path):
         import_profile("splitwise", file, ImportOptions())
 
 
-def test_import_aiconfigurator(tmp_path):
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+
+
+def aiconfigurator(folder: Path) -> Path:
+    """The tables of an A100 for llama-3-8b."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
-    folder = tmp_path / "a100_sxm_all"
-    folder.mkdir()
+    folder.mkdir(parents=True)
 
     def write(name: str, rows: list[dict[str, object]]) -> None:
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
 
     device = {"device": "NVIDIA A100-SXM4-80GB", "version": "0.14.0"}
-    shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
     write(
         "gemm_perf",
         [
             {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 0.001 * m + n * k * 1e-9}
-            for n, k in shapes
+            for n, k in SHAPES
             for m in (1, 64)
         ],
     )
@@ -277,6 +279,11 @@ def test_import_aiconfigurator(tmp_path):
             for slow in (1, 2)  # two kernels: the faster one counts
         ],
     )
+    return folder
+
+
+def test_import_aiconfigurator(tmp_path):
+    folder = aiconfigurator(tmp_path / "a100_sxm_all")
     profile = import_profile("aiconfigurator", folder, ImportOptions(model="llama-3-8b"))
     assert (profile.gpu, profile.tp) == ("a100-80g", 1)
     assert profile.sources[0].version == "vLLM 0.14.0"
@@ -285,7 +292,7 @@ def test_import_aiconfigurator(tmp_path):
     assert attention["kv_decode"].tolist() == [0, 0, 2, 1024, 2, 1024]
     assert attention["time_us"][-1] == pytest.approx(10 + 8 * 1023e-3)
     timed = profiled_step_time(profile, Host()).model
-    linear_us = 32 * sum(8 + n * k * 1e-6 for n, k in shapes[:4])  # between 1 and 64 rows
+    linear_us = 32 * sum(8 + n * k * 1e-6 for n, k in SHAPES[:4])  # between 1 and 64 rows
     head_us = 8 + 128256 * 4096e-6
     expected_us = linear_us + 32 * attention["time_us"][-1] + head_us
     assert timed.step_s(8, 8 * 1024, ()) == pytest.approx(expected_us * 1e-6)
@@ -297,6 +304,34 @@ def test_import_aiconfigurator(tmp_path):
         import_profile("aiconfigurator", folder, ImportOptions(model="opt-1.3b"))
     with pytest.raises(SloBenchError, match=r"has no gemm_perf\.parquet"):
         import_profile("aiconfigurator", tmp_path / "nothing", ImportOptions(model="llama-3-8b"))
+
+
+def test_import_aiconfigurator_by_family_backend_and_version(tmp_path):
+    tables = list(aiconfigurator(tmp_path / "tables").iterdir())
+    system = tmp_path / "data" / "a100_sxm"
+    for release in ("vllm/0.9.0", "vllm/0.14.0", "vllm/0.14.0rc2", "sglang/0.5.14"):
+        for table in tables:
+            family = "gemm" if table.stem == "gemm_perf" else "attention"
+            copy = system / family / release / table.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(table.read_bytes())
+    moe = system / "moe/vllm/0.14.0/moe_perf.parquet"
+    moe.parent.mkdir(parents=True)
+    moe.write_bytes(tables[0].read_bytes())
+
+    def source(path: Path) -> tuple[str, str]:
+        profile = import_profile("aiconfigurator", path, ImportOptions(model="llama-3-8b"))
+        assert profile.gpu == "a100-80g"
+        return profile.sources[0].version, profile.sources[0].note.partition("not used: ")[2]
+
+    others = "vllm 0.14.0rc2, vllm 0.9.0"
+    newest = ("vLLM 0.14.0", f"sglang 0.5.14, {others}, moe_perf.parquet")
+    assert source(system) == source(system / "attention") == source(system / "moe") == newest
+    assert source(system / "gemm/vllm/0.9.0")[0] == "vLLM 0.9.0"
+    assert source(system / "gemm/sglang") == ("SGLang 0.5.14", f"vllm 0.14.0, {others}")
+    (tmp_path / "data" / "h200_sxm").symlink_to(system)
+    with pytest.raises(SloBenchError, match=r"several systems; name one, .*such as a100_sxm"):
+        source(tmp_path / "data")
 
 
 @needs_data
