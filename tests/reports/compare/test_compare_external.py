@@ -205,9 +205,27 @@ def test_guidellm_reads_sampled_and_old_files(tmp_path):
     sampled = guidellm([guidellm_request(1, 2, 3, 5)] * 4, sample_requests=4)
     results = read_results(write(tmp_path / "g.json", sampled))
     assert "sample" in results.refused["attainment"]
-    old = {"benchmarks": [{"args": {}, "requests": {"successful": []}}]}
-    with pytest.raises(FileFormatError, match=r"before 0\.4"):
-        read_results(write(tmp_path / "old.json", old))
+    # Of guidellm 0.3, times as in its examples/practice_on_vllm_simulator.md.
+    request = {
+        "scheduler_info": {"targeted_start_time": 1759354691.715061},
+        **{"prompt_tokens": 8, "output_tokens": 16, "start_time": 1759354691.7182198},
+        **{"first_token_time": 1759354692.9827628, "last_token_time": 1759354695.6479197},
+        **{"end_time": 1759354695.648075, "inter_token_latency_ms": 177.67712275187174},
+    }
+    benchmark = {
+        "args": {"strategy": {"type_": "constant", "rate": 10.0}},
+        "request_totals": {"successful": 2, "errored": 0, "incomplete": 0, "total": 2},
+        "requests": {"successful": [request] * 2, "errored": [], "incomplete": []},
+    }
+    results = read_results(write(tmp_path / "old.json", {"benchmarks": [benchmark]}))
+    run = only(results)
+    assert results.cells[0].rate_rps == 10.0
+    assert 1000 * run.requests.records.tpot_s == pytest.approx([177.677] * 2, rel=1e-4)
+    assert run.requests.records.ttft_s == pytest.approx([1.2677] * 2, rel=1e-4)
+    assert not results.refused
+    benchmark["request_totals"]["successful"] = 9
+    refused = read_results(write(tmp_path / "few.json", {"benchmarks": [benchmark]})).refused
+    assert "sample of 2 requests" in refused["attainment"]
 
 
 def test_aiperf_records_are_read(tmp_path):
@@ -300,7 +318,13 @@ def test_aiperf_without_streaming_has_no_ttft(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("", "empty"), ("[1]", "JSON object"), ("{not json", "not JSON"), ('{"a": 1}', "neither")],
+    [
+        ("", "empty"),
+        ("1", "JSON object"),
+        ("[1]", "neither"),
+        ("{not json", "not JSON"),
+        ('{"a": 1}', "neither"),
+    ],
 )
 def test_unknown_result_files_are_refused(tmp_path, text, problem):
     path = tmp_path / "x.json"
@@ -325,3 +349,91 @@ def test_two_vllm_files_are_compared_in_pairs(tmp_path):
     assert judged.rows[0].b < 0.5
     assert judged.rows[0].verdict == "worse"
     assert math.isclose(judged.rows[0].difference, judged.rows[0].b - 1.0)
+
+
+def test_sglang_results_are_read_like_vllms(tmp_path):
+    document = vllm()
+    for name in ("model_id", "request_throughput", "start_times"):
+        document.pop(name, None)
+    document |= {"backend": "sglang", "dataset_name": "random", "completed": 60, "duration": 30.0}
+    path = write(tmp_path / "result.jsonl", document)
+    results = read_results(path)
+    assert (results.kind, results.clock) == ("SGLang's bench_serving", "sent")
+    assert only(results).requests.records.ttft_s == pytest.approx(document["ttfts"])
+    assert "window of arrivals" in results.refused["goodput"]
+    del document["ttfts"]
+    with pytest.raises(FileFormatError, match="--output-details"):
+        read_results(write(tmp_path / "summary.json", document))
+
+
+def inference_perf(i, *, old=False, error=None):
+    """A request, as inference-perf before and after multimodal prompts wrote it."""
+    times = [100 + i + 0.2, 100 + i + 0.3, 100 + i + 0.4]
+    response = {"output_tokens": 3, "output_token_times": times}
+    info = {"input_tokens": 50, **response}
+    if not old:
+        metrics = {"request_metrics": {"text": {"input_tokens": 50}}, "response_metrics": response}
+        info = {**metrics, "input_tokens": 50}
+    span = {"start_time": 100.0 + i, "end_time": 100.5 + i}
+    return {**span, "request": "{}", "response": "", "info": info, "error": error}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_inference_perf_requests_are_divided_into_its_stages(tmp_path, old):
+    requests = [inference_perf(i, old=old) for i in range(5)]
+    requests[4]["error"] = {"error_type": "TimeoutError", "error_msg": ""}
+    for stage, (count, rate) in enumerate([(2, 1.0), (3, 2.0)]):
+        load = {"load_summary": {"count": count, "requested_rate": rate}}
+        write(tmp_path / f"stage_{stage}_lifecycle_metrics.json", load)
+    write(tmp_path / "per_request_lifecycle_metrics.json", requests[::-1])
+    results = read_results(tmp_path)
+    assert [cell.rate_rps for cell in results.cells] == [1.0, 2.0]
+    last = results.cells[1].read().sample("sent", Slo(ttft_s=1.0)).requests
+    assert last.records.ttft_s[:2] == pytest.approx([0.2, 0.2])
+    assert last.records.tpot_s[:2] == pytest.approx([0.1, 0.1])
+    assert last.met.tolist() == [True, True, False]
+    (tmp_path / "stage_1_lifecycle_metrics.json").unlink()
+    assert [cell.rate_rps for cell in read_results(tmp_path).cells] == [None]
+    with pytest.raises(FileFormatError, match=r"only a summary.*per_request: true"):
+        read_results(tmp_path / "stage_0_lifecycle_metrics.json")
+
+
+@pytest.mark.parametrize(("unit", "scale"), [(None, 1.0), ("s", 1.0), ("ms", 1000.0)])
+def test_genai_bench_times_are_read_in_the_files_unit(tmp_path, unit, scale):
+    counts = {"num_input_tokens": 100, "num_output_tokens": 11, "error_code": None}
+    request = {"ttft": 0.1 * scale, "e2e_latency": 0.3 * scale, **counts}
+    failed = {**request, "error_code": 500}
+    document = {
+        "aggregated_metrics": {"run_duration": 4.0},
+        "individual_request_metrics": [request, request, failed],
+        **({} if unit is None else {"_time_unit": unit}),
+    }
+    write(tmp_path / "experiment_metadata.json", {"api_model_name": "org/model"})
+    results = read_results(write(tmp_path / "D100_100.json", document))
+    run = only(results, Slo(ttft_s=1.0))
+    assert run.requests.records.tpot_s[:2] == pytest.approx([0.02, 0.02])
+    assert run.requests.met.tolist() == [True, True, False]
+    assert run.window.makespan_s == 4.0
+    assert results.cells[0].identity["model"] == "org/model"
+    with pytest.raises(FileFormatError, match="times in 'h'"):
+        read_results(write(tmp_path / "x.json", {**document, "_time_unit": "h"}))
+
+
+def test_llmperf_responses_have_no_duration_to_divide_by(tmp_path):
+    # As in github.com/ray-project/llmperf, benchmarks/results/yi/4xa10g.
+    response = {
+        **{"error_code": None, "error_msg": "", "inter_token_latency_s": 0.04658090811874445},
+        **{"ttft_s": 0.6055155840003863, "end_to_end_latency_s": 7.453143953000108},
+        **{"number_total_tokens": 710, "number_output_tokens": 160, "number_input_tokens": 550},
+    }
+    results = read_results(write(tmp_path / "individual_responses.json", [response] * 3))
+    records = only(results).requests.records
+    assert records.tpot_s == pytest.approx([(7.453143953 - 0.605515584) / 159] * 3)
+    assert set(results.refused) == {"goodput", "output_tokens"}
+
+
+def test_result_files_without_single_requests_name_the_file_that_has_them(tmp_path):
+    with pytest.raises(FileFormatError, match="genai-perf's"):
+        read_results(write(tmp_path / "profile_export.json", {"experiments": []}))
+    with pytest.raises(FileFormatError, match="individual_responses"):
+        read_results(write(tmp_path / "summary.json", {"results_ttft_s_mean": 0.5}))
