@@ -25,6 +25,7 @@ from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import number, parse_json
+from ...workloads.readers.table_reader import lines
 from .request_files import (
     FORMATS,
     GAPS_NOTE,
@@ -111,10 +112,7 @@ def is_loadgen_summary(text: str) -> bool:
 
 def _documents(path: Path) -> Iterator[Json]:
     """The JSON object of a file, or those of its lines."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    text = "".join(lines(path))
     if not text.strip():
         raise FileFormatError(path, None, "is empty")
     if is_loadgen_summary(text):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..arrays import Floats, Ints
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
-from ..input_files import check_input, open_bounded
+from ..input_files import FIRST_BYTES, check_form, check_input, open_bounded
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
 
@@ -33,14 +33,16 @@ def lines(path: Path) -> Iterator[str]:
 
     Raises:
         SloBenchError: there is no such file, or it cannot be read.
-        FileFormatError: the gzip stream is broken, a line is not UTF-8, or the text is larger than
-            the limit (`max_input_bytes`).
+        FileFormatError: the gzip stream is broken, a line is not UTF-8, the file has another form
+            than text, or the text is larger than the limit (`max_input_bytes`).
     """
     number = 0
     check_input(path)
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            begin = raw.read(FIRST_BYTES)
+        check_form(path, begin)
+        packed = begin.startswith(b"\x1f\x8b")
         with (
             open_bounded(path, packed=packed) as unpacked,
             io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as text,
@@ -51,7 +53,8 @@ def lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
         place = f"after line {number}" if number else "at its beginning"
-        raise FileFormatError(path, None, f"the text is not UTF-8 {place}") from error
+        problem = f"the text is not UTF-8 {place}; `iconv -f ISO-8859-1 -t UTF-8` makes Latin-1 so"
+        raise FileFormatError(path, None, problem) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileFormatError(
             path, number, f"the gzip file is cut short or damaged after this line: {error}"
