@@ -404,7 +404,7 @@ def _vidur_rows(
     """
     columns = read_csv(path, (*where, *names), optional)
     table = {name: _numbers(path, [v or "0" for v in cells]) for name, cells in columns.items()}
-    chosen = range(len(table[names[0]]))
+    chosen = list(range(len(table[names[0]])))
     for name, value in where.items():
         values = table[name]
         fitting = [row for row in chosen if values[row] == value]

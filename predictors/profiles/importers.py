@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..specs import entries, gpus
 from .profile_format import Profile
 
@@ -58,7 +58,11 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     name = "from_aiconfigurator" if source == "aiconfigurator" else "from_projects"
     module = importlib.import_module(f".{name}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")
-    profile = read(path, options)
+    try:
+        profile = read(path, options)
+    except FileFormatError as error:
+        error.args = (f"{error}; {source} is read from {IMPORTERS[source]}",)
+        raise
     catalogued = gpus().get(profile.gpu)
     return replace(profile, multiprocessors=catalogued.multiprocessors if catalogued else 0)
 

@@ -27,6 +27,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import number, parse_json
 from ...workloads.readers.table_reader import lines
 from .request_files import (
+    EXAMPLE,
     FORMATS,
     GAPS_NOTE,
     GUIDELLM_BEFORE_04,
@@ -101,7 +102,10 @@ def _results(path: Path, documents: Sequence[Json]) -> Results:
         (*(f"{VLLM!r}".replace("'", "`"), SGLANG, GUIDELLM), *(f.kind for f in FORMATS))
     )
     raise FileFormatError(
-        path, None, f"is neither a run folder nor a result file of {kinds} or {AIPERF}"
+        path,
+        None,
+        f"is neither a run folder nor a result file of {kinds} or {AIPERF}; write it as "
+        f"inference-perf does, a list of requests with times in seconds: {EXAMPLE}",
     )
 
 
@@ -190,6 +194,15 @@ def _vllm(path: Path, documents: Sequence[Json], kind: str = VLLM) -> Results:
                     "divides by" + ("; run a vllm that writes them" if kind == VLLM else "")
                 )
         requests = _vllm_requests(path, document)
+        if not any(document["ttfts"]) and requests.finished.any():
+            for family in ("ttft", "tpot", "e2e"):
+                refused[family] = "all its ttfts are 0; measure with streaming"
+        if document.get("accept_length") and "oai" in str(document.get("backend")):
+            for family in ("tpot", "e2e"):
+                refused[family] = (
+                    "SGLang divides the gaps of its OpenAI backends by accept_length where it "
+                    "speculates; measure with --backend sglang"
+                )
         label = f"{name} #{index + 1}" if len(documents) > 1 else name
         rate = rate_rps if open_loop else None
         cells.append((label, rate, str(document.get("model_id", "")), requests))

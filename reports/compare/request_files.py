@@ -118,7 +118,7 @@ def _genai_bench_model(path: Path, _document: Json) -> str:
 
 def _inference_perf_stages(path: Path) -> list[tuple[int, float]]:
     """Requests and rate of each stage, in order; empty where a stage's file is not there."""
-    stages = []
+    stages: list[tuple[int, float]] = []
     while path.with_name(f"stage_{len(stages)}_lifecycle_metrics.json").is_file():
         summary = _beside(path, f"stage_{len(stages)}_lifecycle_metrics.json")
         load = summary.get("load_summary") or {}
@@ -126,6 +126,11 @@ def _inference_perf_stages(path: Path) -> list[tuple[int, float]]:
     return stages
 
 
+# What a file of any tool may be written as; times of tokens are all, or the first and last.
+EXAMPLE = (
+    '[{"start_time": 0.0, "end_time": 1.2, "info": {"input_tokens": 50, "output_tokens": 9, '
+    '"output_token_times": [0.2, 1.2]}}]'
+)
 _INFERENCE_PERF_METRICS = ("info.response_metrics", "info")
 FORMATS = (
     RequestFormat(
@@ -274,7 +279,7 @@ def listed_results(path: Path, document: Json, request_format: RequestFormat) ->
         if unit not in _SECONDS:
             raise FileFormatError(path, None, f"has times in {unit!r}; known: s, ms")
         scale = _SECONDS[unit]
-        rows = [(0.0, scale * first, scale * end, *counts) for _, first, end, *counts in rows]
+        rows = [(0.0, scale * row[1], scale * row[2], *row[3:]) for row in rows]
         duration_s = first_number(document, (request_format.duration,))
         if not duration_s > 0:
             for family in ("goodput", "output_tokens"):

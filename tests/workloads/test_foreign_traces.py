@@ -115,3 +115,11 @@ def test_images_and_tools_of_chats_are_named(tmp_path):
     del chat[0]["content"][1], chat[1]["tool_calls"]
     path = stored(tmp_path, json.dumps({"messages": chat}) + "\n", "d.jsonl")
     assert not any("not used" in note for note in read(path).notes)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_columns_may_be_parted_by_tabs_and_semicolons(tmp_path, mark):
+    path = stored(tmp_path, (HEADER + "0,10,20\n1.5,11,21\n").replace(",", mark))
+    trace = read(path)
+    assert trace.workload.arrival_s.tolist() == [0, 1.5]
+    assert trace.workload.output_tokens.tolist() == [20, 21]

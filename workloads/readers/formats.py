@@ -39,6 +39,7 @@ from .columns import roles
 from .table_reader import (
     FileTable,
     WorkloadTrace,
+    delimiter,
     flat,
     in_order,
     lines,
@@ -238,7 +239,9 @@ class FirstLine:
         """Columns of a CSV header, and what they stand for."""
         if self.begins in "[{":
             return ()
-        header = [name.strip() for name in next(csv.reader([self.text]))]
+        header = [
+            name.strip() for name in next(csv.reader([self.text], delimiter=delimiter(self.text)))
+        ]
         return {**dict.fromkeys(header), **roles(header)}
 
     def unknown(self) -> FileFormatError:

@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,11 @@ def _moments(cells: list[str]) -> NDArray[np.datetime64]:
             raise ValueError(str(warning)) from None
 
 
+def delimiter(header: str) -> str:
+    """What stands between the columns of a header: a tab or semicolon where there is no comma."""
+    return next((mark for mark in ",\t;" if mark in header), ",")
+
+
 def read_csv(path: Path) -> FileTable:
     """A CSV file with a header.
 
@@ -209,7 +215,9 @@ def read_csv(path: Path) -> FileTable:
         FileFormatError: there is no header, no row, a row of another width, or two columns of one
             name.
     """
-    reader = csv.reader(lines(path), strict=True)
+    text = lines(path)
+    first = next(text, "")
+    reader = csv.reader(chain([first], text), strict=True, delimiter=delimiter(first))
     rows: list[list[str]] = []
     line: list[int] = []
     try:

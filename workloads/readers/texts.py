@@ -151,7 +151,9 @@ def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
 
 def _unread_parts(item: dict[str, Any]) -> Iterator[str]:
     """What the messages of a conversation, or it, hold beside texts: images, calls of tools."""
-    messages = next((item[key] for key in _CONVERSATION if isinstance(item.get(key), list)), [])
+    messages: list[dict[str, Any]] = next(
+        (item[key] for key in _CONVERSATION if isinstance(item.get(key), list)), []
+    )
     yield from (key for key in ("tools", "functions", "images") if item.get(key))
     for message in messages:
         yield from (key for key in _CALLS_OF_TOOLS if message.get(key))

@@ -361,6 +361,11 @@ def test_sglang_results_are_read_like_vllms(tmp_path):
     assert (results.kind, results.clock) == ("SGLang's bench_serving", "sent")
     assert only(results).requests.records.ttft_s == pytest.approx(document["ttfts"])
     assert "window of arrivals" in results.refused["goodput"]
+    oai = document | {"backend": "sglang-oai", "accept_length": 2.5}
+    assert {"tpot", "e2e"} <= read_results(write(tmp_path / "oai.json", oai)).refused.keys()
+    unstreamed = document | {"ttfts": [0.0] * 60, "itls": [[]] * 60}
+    refused = read_results(write(tmp_path / "unstreamed.json", unstreamed)).refused
+    assert "streaming" in refused["ttft"]
     del document["ttfts"]
     with pytest.raises(FileFormatError, match="--output-details"):
         read_results(write(tmp_path / "summary.json", document))

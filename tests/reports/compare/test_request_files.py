@@ -85,3 +85,14 @@ def test_llmperf_responses_have_no_duration_to_divide_by(tmp_path):
     records = only(results).requests.records
     assert records.tpot_s == pytest.approx([(7.453143953 - 0.605515584) / 159] * 3)
     assert set(results.refused) == {"goodput", "output_tokens"}
+
+
+def test_example_for_files_of_unknown_tools_is_read(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"a": 1}')
+    with pytest.raises(FileFormatError, match="write it as inference-perf does") as refused:
+        read_results(path)
+    path.write_text(str(refused.value).partition("seconds: ")[2].partition(" (")[0])
+    records = only(read_results(path)).requests.records
+    assert records.ttft_s == pytest.approx([0.2])
+    assert records.tpot_s == pytest.approx([1 / 8])
