@@ -115,8 +115,11 @@ class Comparison:
 Progress = Callable[[int, int], None]  # levels done, of how many
 
 
-# Of a folder that is no run folder: aiperf's, inference-perf's and guidellm's.
-_RESULT_FILES = ("profile_export.jsonl", "per_request_lifecycle_metrics.json", "benchmarks.json")
+# Of a folder that is no run folder: aiperf's, inference-perf's, guidellm's and evalscope's.
+_RESULT_FILES = (
+    *("profile_export.jsonl", "per_request_lifecycle_metrics.json"),
+    *("benchmarks.json", "benchmark_data.db"),
+)
 
 
 def read_results(path: Path) -> Results:

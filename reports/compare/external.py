@@ -37,8 +37,10 @@ from .request_files import (
     RequestRow,
     RunCell,
     at,
+    database_document,
     first_number,
     format_of,
+    is_database,
     listed_results,
     request_results,
     seeded,
@@ -56,7 +58,7 @@ def external_results(path: Path) -> Results:
     Raises:
         SloBenchError: it is none of them, or one without requests.
     """
-    documents = list(_documents(path))
+    documents = [database_document(path)] if is_database(path) else list(_documents(path))
     try:
         return _results(path, documents)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:

@@ -1,13 +1,15 @@
 """Files of load generators with an object a request, read by one table of where its times stand.
 
 inference-perf: `inference_perf/reportgen/base.py`, genai-bench: `genai_bench/metrics/metrics.py`,
-llmperf: `token_benchmark_ray.py`, guidellm before 0.4: `guidellm/benchmark/benchmark.py`.
+llmperf: `token_benchmark_ray.py`, evalscope: `evalscope/perf/utils/db_util.py`, guidellm before
+0.4: `guidellm/benchmark/benchmark.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,9 @@ class RequestPaths:
     """Where a request's times (s) and tokens stand: paths through inner objects and lists
     (`info.times.0`), of which the first that leads to a number counts.
 
-    `first` and `end` are moments like `arrival`; without it `ttft` and `latency` are durations. A
-    request has failed if a value at `error` is neither absent nor empty.
+    `first` and `end` are moments like `arrival`, `ttft` and `latency` durations from it, or from 0
+    where there is none. A request has failed if a value at `error` is neither absent nor empty; one
+    that has 0 at `streamed` has no first token.
     """
 
     prompt: Paths
@@ -48,15 +51,19 @@ class RequestPaths:
     end: Paths = ()
     ttft: Paths = ()
     latency: Paths = ()
+    streamed: Paths = ()
 
     def row(self, request: Json) -> RequestRow:
         """The request by these paths; what is absent is NaN."""
         failed = any(at(request, path) for path in self.error)
         arrival_s = first_number(request, self.arrival) if self.arrival else 0.0
         first_s, end_s = (first_number(request, paths) for paths in (self.first, self.end))
-        if not self.arrival:
-            first_s = first_number(request, self.ttft)
-            end_s = first_number(request, self.latency)
+        if math.isnan(first_s):
+            first_s = arrival_s + first_number(request, self.ttft)
+        if math.isnan(end_s):
+            end_s = arrival_s + first_number(request, self.latency)
+        if any(at(request, path) == 0 for path in self.streamed):
+            first_s = math.nan
         output = first_number(request, self.output)
         prompt = first_number(request, self.prompt)
         return arrival_s, first_s, end_s, prompt, output, not failed and output >= 1
@@ -77,7 +84,7 @@ class RequestFormat:
     duration: str = ""
     unit: str = ""
     model: Callable[[Path, Json], str] = lambda _path, _document: ""
-    stages: Callable[[Path], list[tuple[int, float]]] = lambda _path: []  # requests, rate
+    stages: Callable[[Path, int], list[tuple[int, float]]] = lambda _path, _n: []  # requests, rate
 
 
 _SECONDS = {None: 1.0, "s": 1.0, "ms": 1e-3}
@@ -116,7 +123,12 @@ def _genai_bench_model(path: Path, _document: Json) -> str:
     return str(about.get("api_model_name") or about.get("model") or "")
 
 
-def _inference_perf_stages(path: Path) -> list[tuple[int, float]]:
+def _evalscope_rate(path: Path, n_requests: int) -> list[tuple[int, float]]:
+    rate_rps = number(_beside(path, "benchmark_args.json").get("rate"))
+    return [(n_requests, rate_rps if rate_rps > 0 else math.nan)]
+
+
+def _inference_perf_stages(path: Path, _n_requests: int) -> list[tuple[int, float]]:
     """Requests and rate of each stage, in order; empty where a stage's file is not there."""
     stages: list[tuple[int, float]] = []
     while path.with_name(f"stage_{len(stages)}_lifecycle_metrics.json").is_file():
@@ -183,6 +195,22 @@ FORMATS = (
         ),
         "where its inter_token_latency_s includes the first token",
     ),
+    RequestFormat(
+        "evalscope",
+        ("start_time", "completed_time", "first_chunk_latency", "completion_tokens"),
+        LIST,
+        RequestPaths(
+            prompt=("prompt_tokens",),
+            output=("completion_tokens",),
+            arrival=("start_time",),
+            end=("completed_time",),
+            ttft=("first_chunk_latency",),
+            streamed=("is_stream",),
+        ),
+        "which is its TPOT",
+        model=lambda path, _document: str(_beside(path, "benchmark_args.json").get("model") or ""),
+        stages=_evalscope_rate,
+    ),
 )
 GUIDELLM_BEFORE_04 = RequestPaths(
     prompt=("prompt_tokens",),
@@ -200,6 +228,32 @@ GUIDELLM_PATHS = RequestPaths(
     first=("info.timings.first_token_iteration",),
     end=("info.timings.last_token_iteration", "info.timings.request_end"),
 )
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is an SQLite database, as evalscope writes."""
+    with path.open("rb") as file:
+        return file.read(16).startswith(b"SQLite format 3")
+
+
+def database_document(path: Path) -> Json:
+    """The requests of evalscope's database, without their texts.
+
+    Raises:
+        FileFormatError: it has no table of results.
+    """
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            names = [row[1] for row in database.execute("PRAGMA table_info(result)")]
+            kept = [name for name in names if name not in ("request", "response_messages")]
+            columns = ", ".join(f'"{name}"' for name in kept)
+            rows = database.execute(f"SELECT {columns} FROM result").fetchall()
+    except sqlite3.Error as error:
+        problem = f"is a database, but none of evalscope with a table `result`: {error}"
+        raise FileFormatError(path, None, problem) from None
+    return {LIST: [dict(zip(kept, row, strict=True)) for row in rows]}
 
 
 def request_results(
@@ -284,7 +338,7 @@ def listed_results(path: Path, document: Json, request_format: RequestFormat) ->
         if not duration_s > 0:
             for family in ("goodput", "output_tokens"):
                 refused[family] = "the file does not say how long the run took"
-    stages = request_format.stages(path)
+    stages = request_format.stages(path, len(rows))
     if sum(count for count, _ in stages) != len(rows):
         stages = [(len(rows), math.nan)]
     cells: list[RunCell] = []

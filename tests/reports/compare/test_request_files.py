@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -85,6 +87,39 @@ def test_llmperf_responses_have_no_duration_to_divide_by(tmp_path):
     records = only(results).requests.records
     assert records.tpot_s == pytest.approx([(7.453143953 - 0.605515584) / 159] * 3)
     assert set(results.refused) == {"goodput", "output_tokens"}
+
+
+EVALSCOPE = "request TEXT, start_time REAL, completed_time REAL, first_chunk_latency REAL, \
+prompt_tokens INTEGER, completion_tokens INTEGER, is_stream INTEGER"
+
+
+def evalscope(path, rows, table="result"):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE {table}({EVALSCOPE})")
+        database.executemany(f"INSERT INTO {table} VALUES ('x', ?, ?, ?, ?, ?, ?)", rows)
+        database.commit()
+    return path
+
+
+def test_evalscope_database_is_read_with_its_rate_and_model(tmp_path):
+    rows = [(10.0, 12.0, 0.5, 50, 4, 1), (11.0, 13.0, 0.5, 50, 4, 1), (12.0, 13.0, *[None] * 3, 1)]
+    evalscope(tmp_path / "benchmark_data.db", rows)
+    write(tmp_path / "benchmark_args.json", {"model": "org/model", "rate": 1.0})
+    results = read_results(tmp_path)
+    (cell,) = results.cells
+    assert (results.kind, cell.rate_rps, cell.identity["model"]) == ("evalscope", 1.0, "org/model")
+    requests = only(results, Slo(ttft_s=1.0)).requests
+    assert requests.records.ttft_s[:2] == pytest.approx([0.5, 0.5])
+    assert requests.records.tpot_s[:2] == pytest.approx([0.5, 0.5])
+    assert requests.met.tolist() == [True, True, False]
+
+
+def test_evalscope_without_streaming_has_no_first_token(tmp_path):
+    path = evalscope(tmp_path / "a.db", [(10.0, 12.0, 2.0, 50, 4, 0)] * 2)
+    assert {"ttft", "tpot"} <= read_results(path).refused.keys()
+    other = evalscope(tmp_path / "b.db", [], table="other")
+    with pytest.raises(FileFormatError, match="none of evalscope"):
+        read_results(other)
 
 
 def test_example_for_files_of_unknown_tools_is_read(tmp_path):
