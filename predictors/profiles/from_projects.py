@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -219,9 +220,12 @@ def _numbers(path: Path, texts: Sequence[str]) -> list[float]:
     numbers = []
     for text in texts:
         try:
-            numbers.append(float(text))
+            value = float(text)
         except ValueError:
             raise FileFormatError(path, None, f"{text!r} is no number") from None
+        if not 0 <= value < math.inf:
+            raise FileFormatError(path, None, f"{text!r} is no size or time")
+        numbers.append(value)
     return numbers
 
 

@@ -55,6 +55,9 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     """
     if source not in IMPORTERS:
         raise UnknownNameError("source of profiles", source, IMPORTERS)
+    packed = path.with_name(f"{path.name}.gz") if path.name else path
+    if source != "aiconfigurator" and not path.exists() and not packed.exists():
+        raise SloBenchError(f"there is no {path}; {source} is read from {IMPORTERS[source]}")
     name = "from_aiconfigurator" if source == "aiconfigurator" else "from_projects"
     module = importlib.import_module(f".{name}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")

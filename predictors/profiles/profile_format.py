@@ -415,7 +415,8 @@ def read_csv(
     Of `optional` columns the file does not have, all cells are empty.
 
     Raises:
-        FileFormatError: the file cannot be read, a column is missing or a row is cut short.
+        FileFormatError: the file cannot be read, a column is missing, a row is cut short, or there
+            is no row.
     """
     packed = path.with_name(f"{path.name}.gz")
     if not path.exists() and packed.exists():
@@ -443,6 +444,8 @@ def read_csv(
             raise FileFormatError(path, reader.line_num, f"has {len(row)} fields, not {len(names)}")
         for name, k in zip(column_names, positions, strict=True):
             columns[name].append("" if k is None else row[k])
+    if not columns[column_names[0]]:
+        raise FileFormatError(path, None, "has no rows")
     return columns
 
 

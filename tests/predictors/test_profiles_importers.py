@@ -27,6 +27,11 @@ def test_import_of_an_unknown_source_is_refused():
         import_profile("vidr", Path(), ImportOptions())
 
 
+def test_import_of_a_path_that_is_not_there_says_what_the_source_is_read_from(tmp_path):
+    with pytest.raises(SloBenchError, match=r"there is no .*; vidur is read from compute/GPU"):
+        import_profile("vidur", tmp_path / "x.csv", ImportOptions())
+
+
 def llmservingsim(folder: Path) -> Path:
     folder.mkdir()
     (folder / "meta.yaml").write_text(
@@ -67,6 +72,15 @@ def test_import_llmservingsim_with_a_broken_table_is_refused(tmp_path):
     folder = llmservingsim(tmp_path / "any")
     (folder / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,one,50\n")
     with pytest.raises(FileFormatError, match="'one' is no number"):
+        import_profile("llmservingsim", folder, ImportOptions())
+    for text, problem in (("nan", "no size or time"), ("-5", "no size or time")):
+        (folder / "dense.csv").write_text(f"layer,tokens,time_us\nqkv_proj,1,{text}\n")
+        with pytest.raises(FileFormatError, match=problem):
+            import_profile("llmservingsim", folder, ImportOptions())
+    (folder / "dense.csv").write_text("layer,tokens,time_us\n")
+    with pytest.raises(
+        FileFormatError, match=r"has no rows .*; llmservingsim is read from a folder"
+    ):
         import_profile("llmservingsim", folder, ImportOptions())
     (folder / "dense.csv").unlink()
     with pytest.raises(FileFormatError, match=r"dense\.csv"):
