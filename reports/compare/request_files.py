@@ -322,6 +322,8 @@ def listed_results(path: Path, document: Json, request_format: RequestFormat) ->
     if not all(isinstance(request, dict) for request in requests):
         raise FileFormatError(path, None, "has a request that is no object")
     rows = sorted((paths.row(request) for request in requests), key=lambda row: row[0])
+    if any(math.isnan(row[0]) for row in rows):
+        raise FileFormatError(path, None, f"has a request without {paths.arrival[0]}")
     refused: dict[str, str] = {}
     notes = [GAPS_NOTE.format(name=name, what=request_format.gaps)]
     if all(math.isnan(row[1]) for row in rows if row[5]):

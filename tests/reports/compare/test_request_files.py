@@ -55,6 +55,12 @@ def test_inference_perf_requests_are_divided_into_its_stages(tmp_path, old):
         read_results(tmp_path / "stage_0_lifecycle_metrics.json")
 
 
+def test_requests_without_a_moment_of_sending_are_refused(tmp_path):
+    requests = [inference_perf(0), {**inference_perf(1), "start_time": None}]
+    with pytest.raises(FileFormatError, match="a request without start_time"):
+        read_results(write(tmp_path / "x.json", requests))
+
+
 @pytest.mark.parametrize(("unit", "scale"), [(None, 1.0), ("s", 1.0), ("ms", 1000.0)])
 def test_genai_bench_times_are_read_in_the_files_unit(tmp_path, unit, scale):
     counts = {"num_input_tokens": 100, "num_output_tokens": 11, "error_code": None}
