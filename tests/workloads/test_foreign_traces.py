@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.workloads.errors import FileFormatError
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.readers.formats import read
 
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
@@ -33,10 +33,13 @@ def test_files_of_another_form_are_refused_with_the_command_that_converts_them(t
         "a trace.csv.bz2": ("bzip2", ["bzip2", "-k", str(plain)]),
         "trace.zip": ("unzip", []),
         "utf16.csv": ("iconv", []),
+        "latin.csv": ("iconv", []),
     }
     with zipfile.ZipFile(tmp_path / "trace.zip", "w") as archive:
         archive.write(plain, "trace.csv")
     (tmp_path / "utf16.csv").write_text(text, encoding="utf-16")
+    latin = text.replace("\n", ",class\n", 1).replace("20\n", "20,\xe4\n")
+    (tmp_path / "latin.csv").write_text(latin, encoding="latin-1")
     for name, (tool, command) in packed.items():
         if shutil.which(tool) is None:
             continue
@@ -48,9 +51,10 @@ def test_files_of_another_form_are_refused_with_the_command_that_converts_them(t
 
 
 def check_conversion(path):
-    with pytest.raises(FileFormatError, match="; run ") as refused:
+    with pytest.raises(FileFormatError, match=r"; run[ ,]") as refused:
         read(path)
-    command = str(refused.value).partition("; run ")[2].partition(f" ({path})")[0]
+    command = str(refused.value).partition("; run")[2].partition(f" ({path})")[0]
+    command = command.removeprefix(", say,")
     subprocess.run(command, shell=True, check=True)
     out = Path(shlex.split(command)[-1])
     assert read(out).workload.prompt_tokens.tolist() == [10, 10]
@@ -81,6 +85,8 @@ def test_column_names_may_have_commas_and_spaces(tmp_path):
     assert trace.workload.arrival_s.tolist() == [0, 1.5]
     assert trace.workload.output_tokens.tolist() == [6, 8]
     assert "arrival_s is read from sent, UTC (ms)" in trace.notes
+    with pytest.raises(SloBenchError, match="a double quote has no other"):
+        read(path, columns='arrival_s="sent')
 
 
 def test_sessions_of_llmservingsim_are_calls_after_tools(tmp_path):
@@ -99,6 +105,8 @@ def test_sessions_of_llmservingsim_are_calls_after_tools(tmp_path):
     assert workload.follows.tolist() == [-1, -1, 1]
     assert workload.think_s.tolist() == [0, 0, 0.127]
     assert "not used: input_tok_ids" in trace.notes
+    with pytest.raises(FileFormatError, match="is empty; it has no call"):
+        read(stored(tmp_path, '{"sub_requests": []}\n', "empty.jsonl"))
     bad = stored(tmp_path, '{"arrival_time_ns": 1, "sub_requests": 3}\n', "bad.jsonl")
     with pytest.raises(FileFormatError, match="must be a list of objects"):
         read(bad)

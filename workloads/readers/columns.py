@@ -85,6 +85,8 @@ def parse_columns(text: str | None) -> dict[str, Column]:
         UnknownNameError: a workload has no such column.
     """
     mapping: dict[str, Column] = {}
+    if (text or "").count('"') % 2:
+        raise SloBenchError(f"cannot read columns {text!r}: a double quote has no other")
     for part in filter(str.strip, _PART.findall(text or "")):
         role, equals, name = (word.strip() for word in part.partition("="))
         if role not in COLUMNS:

@@ -184,6 +184,8 @@ def read_llmservingsim(path: Path) -> WorkloadTrace:
             for name in names:
                 columns[name].append((row if name == names[0] else call).get(name))
             unread |= dict.fromkeys(key for key in call if key not in names)
+    if not numbers:
+        raise FileFormatError(path, None, "the trace is empty; it has no call")
     table = FileTable(path, columns, numbers, tuple(unread))
     arrival_s = table.floats(names[0]) / 1e9
     after_s = np.append(0.0, table.floats(names[3], empty=0) / 1e9)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..arrays import Floats, Ints
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
-from ..input_files import FIRST_BYTES, check_form, check_input, open_bounded
+from ..input_files import FIRST_BYTES, check_form, check_input, open_bounded, to_utf8
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
 
@@ -54,7 +54,7 @@ def lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
         place = f"after line {number}" if number else "at its beginning"
-        problem = f"the text is not UTF-8 {place}; `iconv -f ISO-8859-1 -t UTF-8` makes Latin-1 so"
+        problem = f"the text is not UTF-8 {place}; run, say, {to_utf8(path, 'ISO-8859-1')}"
         raise FileFormatError(path, None, problem) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileFormatError(
