@@ -58,8 +58,8 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     packed = path.with_name(f"{path.name}.gz") if path.name else path
     if source != "aiconfigurator" and not path.exists() and not packed.exists():
         raise SloBenchError(f"there is no {path}; {source} is read from {IMPORTERS[source]}")
-    name = "from_aiconfigurator" if source == "aiconfigurator" else "from_projects"
-    module = importlib.import_module(f".{name}", __package__)
+    alone = source in ("aiconfigurator", "vidur")  # in a module of its own
+    module = importlib.import_module(f".from_{source if alone else 'projects'}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")
     try:
         profile = read(path, options)
