@@ -281,7 +281,7 @@ def _guidellm(path: Path, document: Json) -> Results:
         rate_rps = number(strategy.get("rate")) if kind in ("constant", "poisson") else None
         by_status = benchmark.get("requests") or {}
         sampled = config.get("sample_requests")
-        totals = benchmark.get("request_totals") or {}
+        totals = at(benchmark, "request_totals") or at(benchmark, "metrics.request_totals") or {}
         kept = {status: len(by_status.get(status) or ()) for status in by_status}
         if any(number(totals.get(status)) > n for status, n in kept.items()):
             sampled = max(kept.values())

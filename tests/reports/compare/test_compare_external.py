@@ -226,6 +226,9 @@ def test_guidellm_reads_sampled_and_old_files(tmp_path):
     benchmark["request_totals"]["successful"] = 9
     refused = read_results(write(tmp_path / "few.json", {"benchmarks": [benchmark]})).refused
     assert "sample of 2 requests" in refused["attainment"]
+    fewer = guidellm([guidellm_request(1, 2, 3, 5)] * 4)
+    fewer["benchmarks"][0]["metrics"] = {"request_totals": {"successful": 9}}
+    assert "sample of 4" in read_results(write(tmp_path / "f.json", fewer)).refused["attainment"]
 
 
 def test_aiperf_records_are_read(tmp_path):
