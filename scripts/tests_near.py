@@ -140,6 +140,7 @@ EXCEPTIONS = {
     "predictors/profiles/data_parallel.py": "tests/predictors/test_experts.py",
     "predictors/profiles/from_aiconfigurator.py": "tests/predictors/test_profiles_importers.py",
     "predictors/profiles/from_projects.py": "tests/predictors/test_profiles_importers.py",
+    "predictors/profiles/from_vidur.py": "tests/predictors/test_profiles_importers.py",
     "predictors/stretches.py": "tests/predictors/test_profiles_*.py",
     "reports/compare/loadgen.py": "tests/reports/test_exports.py",
     "reports/pages/accuracy_page.py": "tests/harness/validation/test_accuracy.py",

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 from .errors import FileFormatError, SloBenchError
@@ -28,6 +29,41 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
+
+_TO_CSV = (
+    'python -c "import sys, pandas; pandas.read_parquet(sys.argv[1])'
+    '.to_csv(sys.stdout, index=False)"'
+)
+# Files that are no text by their first bytes: what they are, and the command that makes them text.
+_OTHER_FORMS = (
+    (b"\x28\xb5\x2f\xfd", "packed by Zstandard", "zstd -dc"),
+    (b"\xfd7zXZ\x00", "packed by xz", "xz -dc"),
+    (b"BZh", "packed by bzip2", "bzip2 -dc"),
+    (b"PK\x03\x04", "a ZIP archive", "unzip -p"),
+    (b"PAR1", "a Parquet table", _TO_CSV),
+)
+FIRST_BYTES = 8  # of a file, by which its form is seen
+
+
+def check_form(path: Path, begin: bytes) -> None:
+    """Raise FileFormatError for a file that is no UTF-8 text by its first bytes; it says what to
+    run.
+    """
+    if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FileFormatError(path, None, f"is text in UTF-16; run {to_utf8(path, 'UTF-16')}")
+    for magic, form, command in _OTHER_FORMS:
+        if begin.startswith(magic):
+            out = path.with_suffix(".csv" if command == _TO_CSV else "")
+            out = path.with_name(f"{path.name}.txt") if out == path else out
+            raise FileFormatError(
+                path, None, f"is {form}; run {command} {quote(str(path))} > {quote(str(out))}"
+            )
+
+
+def to_utf8(path: Path, encoding: str) -> str:
+    """The command that writes a text file in UTF-8."""
+    out = path.with_suffix(f".utf8{path.suffix}")
+    return f"iconv -f {encoding} -t UTF-8 {quote(str(path))} > {quote(str(out))}"
 
 
 def check_input(path: Path, growth: int = OBJECTS) -> None:

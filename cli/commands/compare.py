@@ -98,8 +98,11 @@ def compare(
     *,
     a: Path = argument(
         "A",
-        "Run folder, or a result file of `vllm bench serve` (--save-detailed), guidellm "
-        "(benchmarks.json), aiperf (profile_export.jsonl) or MLPerf (mlperf_log_summary.txt).",
+        "Run folder, or a result file of `vllm bench serve` (--save-detailed), SGLang's "
+        "bench_serving (--output-details), guidellm (benchmarks.json), aiperf "
+        "(profile_export.jsonl), inference-perf (per_request_lifecycle_metrics.json), genai-bench, "
+        "llmperf (individual_responses.json), evalscope (benchmark_data.db) or MLPerf "
+        "(mlperf_log_summary.txt).",
     ),
     b: Path | None = argument(
         "[B]", "Run folder or result file, as A. If left out: A, with --systems.", default=None

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from ...workloads.errors import UnknownNameError
-from ..options.names import KINDS, Entry, complete_kind, complete_name
+from ..options.names import KINDS, Entry, complete_kind, complete_name, model_entry
 from ..options.parameters import argument, flag
 
 EXAMPLES = (
     "slo-bench list systems",
     "slo-bench list systems ascendra",
+    "slo-bench list models ./checkpoint",
     "slo-bench list suites ascendra-drop",
     "slo-bench list gpus --json",
 )
@@ -42,7 +44,10 @@ def list_names(
         complete=complete_kind,
     ),
     name: str | None = argument(
-        "[NAME]", "Show the details of this name.", default=None, complete=complete_name
+        "[NAME]",
+        "Show the details of this name, or of a folder with a model.",
+        default=None,
+        complete=complete_name,
     ),
     as_json: bool = flag("Print a JSON list.", "--json"),
 ) -> None:
@@ -52,9 +57,14 @@ def list_names(
     entries = KINDS[kind]()
     if name is not None:
         there = [str(entry["name"]) for entry in entries]
-        if name not in there:
+        if name in there:
+            entries = [entries[there.index(name)]]
+        elif kind == "models" and Path(name).expanduser().exists():
+            from ...predictors.specs import model
+
+            entries = [model_entry(model(name))]
+        else:
             raise UnknownNameError(f"name among {kind}", name, there)
-        entries = [entries[there.index(name)]]
     if as_json:
         typer.echo(json.dumps(entries, ensure_ascii=False, indent=2))
     elif name is not None:

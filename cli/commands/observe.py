@@ -260,6 +260,8 @@ def _lines(server: ObservedServer) -> list[str]:
 
     last, (kv_mean, kv_peak) = server.last, server.kv_usage
     prompt, output = (mean_tokens(server.lengths(kind)) for kind in ("prompt", "output"))
+    share = server.cached_share
+    cached = "an unknown share" if share is None else f"{share:.0%}"
     burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
     return [
         f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
@@ -269,7 +271,7 @@ def _lines(server: ObservedServer) -> list[str]:
         f" whole {_ms(server.mean_s('e2e'))} in the mean",
         f"server     {server.mean('running'):.1f} run in the mean, {server.peak('running'):.0f} at "
         f"most; {server.peak('waiting'):.0f} waited at most; KV {kv_mean:.0%}, peak {kv_peak:.0%}",
-        f"           {server.cached_share:.0%} of prompt tokens from the prefix cache; "
+        f"           {cached} of prompt tokens from the prefix cache; "
         f"{server.total('preemptions'):.0f} preemptions",
     ]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import typer
 
 from .parameters import Complete
+
+if TYPE_CHECKING:
+    from ...predictors.model_spec import ModelSpec
 
 Entry = dict[str, str | int | float | None]
 
@@ -51,18 +55,20 @@ def _compatibility() -> list[Entry]:
 def _models() -> list[Entry]:
     from ...predictors.specs import models
 
-    return [
-        {
-            "name": spec.name,
-            "family": spec.family,
-            "parameters_billions": round(spec.parameters / 1e9, 3),
-            "layers": spec.layers,
-            "context_tokens": spec.context_tokens,
-            "kv_bytes_per_token": spec.kv_bytes_per_token(),
-            "checkpoint_dtype": spec.checkpoint_dtype,
-        }
-        for spec in models().values()
-    ]
+    return [model_entry(spec) for spec in models().values()]
+
+
+def model_entry(spec: ModelSpec) -> Entry:
+    """What `slo-bench list models` says of a model."""
+    return {
+        "name": spec.name,
+        "family": spec.family,
+        "parameters_billions": round(spec.parameters / 1e9, 3),
+        "layers": spec.layers,
+        "context_tokens": spec.context_tokens,
+        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "checkpoint_dtype": spec.checkpoint_dtype,
+    }
 
 
 def _gpus() -> list[Entry]:

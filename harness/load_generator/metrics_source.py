@@ -80,7 +80,7 @@ class MetricsSource:
                 f"{duration_s / interval_s:,.0f} points are more than {_MOST_POINTS:,}; take a "
                 "longer --interval"
             )
-        prefixes = "|".join(names.prefix for names in self._by_server.values())
+        prefixes = "|".join(names.pattern for names in self._by_server.values())
         series_of_servers = quote(f'{{__name__=~"({prefixes}).+"}}')
         query = f"query={series_of_servers}&start={self._now_s - duration_s}&end={self._now_s}"
         response = self._prometheus(f"/api/v1/query_range?{query}&step={interval_s}")

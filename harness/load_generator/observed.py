@@ -142,10 +142,12 @@ class ObservedServer:
         return mean, max(window.after.kv_usage or 0.0 for window in self.windows)
 
     @property
-    def cached_share(self) -> float:
-        """Share of prompt tokens that the prefix cache held."""
+    def cached_share(self) -> float | None:
+        """Share of prompt tokens that the prefix cache held; None: the server does not tell."""
         prompts = self.total("prompt_tokens")
-        return min(1.0, self.total("cached_tokens") / prompts) if prompts else 0.0
+        if not prompts or "cached_tokens" not in self.last.figures:
+            return None
+        return min(1.0, self.total("cached_tokens") / prompts)
 
     @cached_property
     def burstiness(self) -> float:
@@ -251,7 +253,7 @@ class ObservedServer:
         were seen; whole blocks.
         """
         mean = mean_tokens(self.lengths("prompt"))
-        return int(self.cached_share * mean) // BLOCK_SIZE * BLOCK_SIZE
+        return int((self.cached_share or 0.0) * mean) // BLOCK_SIZE * BLOCK_SIZE
 
     @property
     def load(self) -> dict[str, Any]:
@@ -402,6 +404,11 @@ def observed(snapshots: Sequence[MetricsSnapshot], lost: Sequence[str] = ()) -> 
         notes.append(
             "the server has no histograms of lengths (SGLang: --collect-tokens-histogram): all "
             "prompts and answers are taken to be of mean length"
+        )
+    if server.cached_share is None:
+        notes.append(
+            f"the server does not tell hits of its prefix cache ({NAMES['cached_tokens'][0]}): it "
+            "is simulated without any"
         )
     if not server.last.kv_tokens:
         notes.append("the server does not tell the size of its KV cache")

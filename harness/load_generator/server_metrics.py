@@ -14,8 +14,9 @@ from ...workloads.errors import SloBenchError
 Names = tuple[str, ...]
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # Names that servers have for the same figure, without their prefix; the first that is there counts:
-# those of vLLM 0.19 to 0.32 (`vllm/v1/metrics/loggers.py`) and of SGLang 0.5
-# (`sglang/srt/observability/metrics_collector.py`).
+# those of vLLM 0.6 to 0.32 (`vllm/v1/metrics/loggers.py`; `gpu_…` until 0.11, of V0 also
+# `time_per_output_token_seconds`) and of SGLang 0.4 and 0.5
+# (`sglang/srt/observability/metrics_collector.py`). All of them are read without `_total` too.
 NAMES: Mapping[str, Names] = {
     "running": ("num_requests_running", "num_running_reqs"),
     "waiting": ("num_requests_waiting", "num_queue_reqs"),
@@ -50,7 +51,8 @@ HISTOGRAMS: Mapping[str, Names] = {
 @dataclass(frozen=True, kw_only=True)
 class MetricNames:
     """Names of a server's metrics, without the `prefix` that all of them have and no metric of
-    another server has.
+    another server has. A colon at its end may be an underscore (Prometheus and routers rename it),
+    and Ray writes `ray_` before it.
 
     Attributes:
         names: of each figure of `NAMES`.
@@ -69,7 +71,19 @@ class MetricNames:
 
     def of(self, figure: str) -> Names:
         """Names of a figure; none where the server does not tell it."""
-        return self.names.get(figure, ())
+        names = self.names.get(figure, ())
+        return names + tuple(n.removesuffix("_total") for n in names if n.endswith("_total"))
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression of the prefix, as Prometheus and Python read it."""
+        begin, colon, _ = self.prefix.partition(":")
+        return f"(?:ray_)?{re.escape(begin)}{'[:_]' if colon else ''}"
+
+    def bare(self, name: str) -> str | None:
+        """A metric's name without the prefix; None: it is no metric of the server."""
+        match = re.match(self.pattern, name)
+        return name[match.end() :] if match else None
 
     def first(self, figure: str, sums: Mapping[str, float]) -> float | None:
         """A figure in sums of samples by name; None: it is not there."""
@@ -81,7 +95,7 @@ class MetricNames:
         `prometheus_client` reads every sample: 26 ms in place of 0.6 ms for 720 lines, which a
         gateway would spend every second and server while it passes on tokens.
         """
-        return _sample(self.prefix).findall(text)
+        return _sample(self.pattern).findall(text)
 
     def totals(self, text: str) -> dict[str, float]:
         """The samples by name, those with several labels added up."""
@@ -96,13 +110,13 @@ MetricsByServer = Mapping[str, MetricNames]
 
 
 @functools.cache
-def _sample(prefix: str) -> re.Pattern[str]:
-    return re.compile(rf"^{re.escape(prefix)}(\w+)(?:\{{(.*)\}})?[ \t]+(\S+)", re.MULTILINE)
+def _sample(prefix_pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"^{prefix_pattern}(\w+)(?:\{{(.*)\}})?[ \t]+(\S+)", re.MULTILINE)
 
 
 def names_in(text: str, by_server: MetricsByServer) -> MetricNames | None:
     """The names of the server whose metrics these are; None: of none of these servers."""
-    matches = (names for names in by_server.values() if _sample(names.prefix).search(text))
+    matches = (names for names in by_server.values() if _sample(names.pattern).search(text))
     return next(matches, None)
 
 
@@ -174,10 +188,10 @@ def snapshot(
         SloBenchError: the samples are of several servers or models.
     """
     chosen = [
-        (engine, name.removeprefix(names.prefix), labels, value)
+        (engine, bare_name, labels, value)
         for name, labels, value in metric_samples
         for engine, names in by_server.items()
-        if name.startswith(names.prefix)
+        if (bare_name := names.bare(name))
         and all(labels.get(label) == required for label, required in only.items())
         and labels.get("tp_rank", "0") == labels.get("pp_rank", "0") == "0"  # each says the same
     ]

@@ -61,6 +61,7 @@ class EngineSettings:
     system: str | None = None  # scheduling system
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None
+    dp: int | None = None  # data-parallel ranks of an instance
     router: str | None = None
     peer_link: str | None = None  # between GPUs, as measured: `16gb/s@20us`
 
@@ -231,6 +232,7 @@ def read_settings(path: Path) -> EngineSettings:
         system=_text(meta.get("system")),
         context_tokens=count(engine, "max_model_len"),
         instances=count(meta, "instances"),
+        dp=count(engine, "data_parallel_size"),
         router=_text(meta.get("router")),
         peer_link=_text(meta.get("peer_link")),
     )

@@ -7,7 +7,9 @@ embedding and activation are not in its tables; their time is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,37 @@ from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
 from ..specs import ModelSpec, model
 from .build_model import ALL_REDUCE
-from .importers import ImportOptions
+from .importers import ImportOptions, unused_note
 from .profile_format import Profile, Source, read_parquet, table_of
 
 _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2
 
 
+_REQUIRED = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
+_ALL_REDUCE = "custom_allreduce_perf"
+_BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+_VERSION = re.compile(r"\d+\.\d")
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Files by name without suffix, and what else the system's folder has."""
+
+    files: dict[str, Path]
+    backend: str
+    left_out: list[str]  # backends with their versions
+
+
 def read_aiconfigurator(path: Path, options: ImportOptions) -> Profile:
-    """Read all Parquet files in `path` and below (or next to it: `SYSTEM_*` of one system)."""
+    """Read the Parquet files of one system: of `SYSTEM/FAMILY/BACKEND/VERSION` (2026) or
+    `SYSTEM/BACKEND/VERSION` the newest of vLLM, or what `path` names within; or all files in `path`
+    and below (or next to it: `SYSTEM_*` of one system).
+    """
     if options.model is None:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
-    files = _files(path)
+    system_tables = _tables(path)
+    files, backend = system_tables.files, system_tables.backend
     spec, tp = model(options.model), options.tp or 1
     if not spec.is_plain:
         raise SloBenchError(
@@ -39,47 +60,100 @@ def read_aiconfigurator(path: Path, options: ImportOptions) -> Profile:
     device = str(_column(files, "generation_attention_perf", "device")[0])
     gpu = options.gpu_name(device)
     tables = {
-        "linear": table_of("linear", _linear(files, spec, tp)),
+        "linear": table_of("linear", _linear(files, spec, tp, backend)),
         "per_sequence": table_of("per_sequence", _head(files, spec, tp)),
         "attention": table_of("attention", _attention(files, spec, tp)),
     }
-    version = str(_column(files, "generation_attention_perf", "version")[0])
+    used = [*_REQUIRED, *((_ALL_REDUCE,) if tp > 1 else ())]
+    versions = {files[name].parent.name for name in used if _is_version(files[name].parent)}
+    if not versions:
+        versions = {str(_column(files, "generation_attention_perf", "version")[0])}
+    unused = sorted(f"{name}.parquet" for name in files if name not in used)
+    note = "prefill and decode attention apart, never mixed; no norms, no activation"
     source = Source(
         "aiconfigurator (ai-dynamo/aiconfigurator)",
-        path.name,
+        path.resolve().name,
         "Apache-2.0",
-        f"vLLM {version}",
-        "prefill and decode attention apart, never mixed; no norms, no activation",
+        f"{_BACKENDS[backend]} {', '.join(sorted(versions))}",
+        unused_note(note, [*system_tables.left_out, *unused]),
     )
     return Profile(options.model, gpu, tp, sources=(source,), tables=tables)
 
 
-def _files(path: Path) -> dict[str, Path]:
-    """Name without suffix to file, for a folder that holds files or folders with them.
+def _tables(path: Path) -> _Tables:
+    """What `path` names; it may also be the common beginning of several folders' names.
 
-    `PATH` may also be the common beginning of several folders' names.
+    Raises:
+        SloBenchError: a required file is missing, or there are several systems.
     """
-    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else []
-    if not paths and path.parent.is_dir():
-        paths = sorted(
-            file
-            for folder in path.parent.glob(f"{path.name}*")
-            if folder.is_dir()
-            for file in folder.rglob("*.parquet")
-        )
-    named = {file.stem: file for file in paths}
-    if len(named) != len(paths):
-        raise SloBenchError(
-            f"{path} holds several systems; name one, or the beginning of its folders' names, such "
-            f"as {paths[0].parent.name.split('_')[0]}"
-        )
-    required = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
-    for name in required:
-        if name not in named:
+    system, backend, version = _system(path)
+    paths = sorted(system.rglob("*.parquet")) if system.is_dir() else []
+    if any(_is_version(file.parent) for file in paths):
+        tables = _newest(path, system, paths, backend, version)
+    else:
+        if not paths and path.parent.is_dir():
+            beside = (f for f in path.parent.glob(f"{path.name}*") if f.is_dir())
+            paths = sorted(file for folder in beside for file in folder.rglob("*.parquet"))
+        named = {file.stem: file for file in paths}
+        if len(named) != len(paths):
+            raise _several(path, paths[0].parent.name.split("_")[0])
+        is_sglang = any("sglang" in file.parent.name for file in paths)
+        tables = _Tables(named, "sglang" if is_sglang else "vllm", [])
+    for name in _REQUIRED:
+        if name not in tables.files:
             raise SloBenchError(
-                f"{path} has no {name}.parquet; it has {', '.join(named) or 'none'}"
+                f"{path} has no {name}.parquet; it has {', '.join(tables.files) or 'none'}. Give "
+                "the folder of a system, such as systems/data/h200_sxm"
             )
-    return named
+    return tables
+
+
+def _newest(path: Path, system: Path, paths: Sequence[Path], backend: str, version: str) -> _Tables:
+    """Of each table the newest version, or `version`, of `backend` or the first that there is."""
+    paths = [file for file in paths if _VERSION.match(file.parent.name)]
+    for file in paths:
+        if system not in (file.parents[2], file.parents[3]):
+            raise _several(path, file.relative_to(system).parts[0])
+    there = {file.parent.parent.name for file in paths}
+    backend = backend or next((name for name in _BACKENDS if name in there), "")
+    named = {
+        file.stem: file
+        for file in sorted(paths, key=_release)
+        if file.parent.parent.name == backend and version in ("", file.parent.name)
+    }
+    releases = {f"{file.parent.parent.name} {file.parent.name}" for file in paths}
+    used = {f"{file.parent.parent.name} {file.parent.name}" for file in named.values()}
+    return _Tables(named, backend, sorted(releases - used))
+
+
+def _several(path: Path, example: str) -> SloBenchError:
+    return SloBenchError(
+        f"{path} holds several systems; name one, or the beginning of its folders' names, such as "
+        f"{example}"
+    )
+
+
+def _system(path: Path) -> tuple[Path, str, str]:
+    """The system's folder, and the backend and version that `path` names in it ('': none)."""
+    folder, backend, version = path.resolve(), "", ""
+    if _is_version(folder):
+        folder, version = folder.parent, folder.name
+    if folder.name in _BACKENDS:
+        folder, backend = folder.parent, folder.name
+    of_one_family = any((folder / name).is_dir() for name in _BACKENDS)
+    if of_one_family and any(folder.parent.glob(f"*/*/*/{_REQUIRED[0]}.parquet")):
+        folder = folder.parent
+    return folder, backend, version
+
+
+def _is_version(folder: Path) -> bool:
+    return _VERSION.match(folder.name) is not None and folder.parent.name in _BACKENDS
+
+
+def _release(file: Path) -> tuple[int, ...]:
+    """Sorts versions as numbers, a release after its candidates."""
+    numbers = [int(number) for number in re.findall(r"\d+", file.parent.name.partition("rc")[0])]
+    return (*numbers, 0 if "rc" in file.parent.name else 1)
 
 
 def _column(files: Mapping[str, Path], name: str, column: str) -> list[Any]:
@@ -132,19 +206,21 @@ def _matrices(spec: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def _linear(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tuple[Any, ...]]:
+def _linear(
+    files: Mapping[str, Path], spec: ModelSpec, tp: int, backend: str
+) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for operator, (n, k) in _matrices(spec, tp).items():
         sizes, times = _gemm(files, n, k)
         rows += [(operator, m, spec.layers, t) for m, t in zip(sizes, times, strict=True)]
     if tp > 1:
-        if "custom_allreduce_perf" not in files:
-            raise SloBenchError(f"there is no custom_allreduce_perf.parquet, so no tp {tp}")
+        if _ALL_REDUCE not in files:
+            raise SloBenchError(f"there is no {_ALL_REDUCE}.parquet, so no tp {tp}")
         points, times = _rows(
             files,
-            "custom_allreduce_perf",
+            _ALL_REDUCE,
             ("message_size",),
-            {"num_gpus": tp, "backend": "vllm_graph"},
+            {"num_gpus": tp, "backend": f"{backend}_graph"},
         )
         calls = _REDUCES_A_LAYER * spec.layers
         for elements, time_us in zip(points[:, 0] / spec.hidden, times, strict=True):

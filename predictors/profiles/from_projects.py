@@ -1,17 +1,24 @@
-"""Measurements of DistServe, LLMServingSim, Splitwise and Vidur as profiles."""
+"""Measurements of DistServe, LLMServingSim and Splitwise as profiles."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ..dtypes import KV_DTYPES, WEIGHT_DTYPES
+from ..model_spec import ModelSpec
 from ..specs import model
-from .importers import ImportOptions, recognise
+from .build_model import grid_of
+from .importers import ImportOptions, measurements_beside, recognise, unused_note
 from .profile_format import Fitted, Profile, ProfileTable, Source, read_csv, table_of
+from .step_time_table import Curve
 
 # -------------------------------------------------------------------- DistServe
 
@@ -80,77 +87,150 @@ def _coefficients(path: Path, entry: Any) -> dict[str, float]:
 
 _ONE_CALL = ("embedding", "final_layernorm")
 _TWICE_A_LAYER = ("layernorm",)
-_FOLDER = re.compile(r"(?P<gpu>[^-]+)-(?P<model>.+)-(?P<dtype>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
+_PLAIN_MLP = ("gate_up_proj", "act_fn", "down_proj")  # not in layers of experts
+_FOLDER = re.compile(r"(?P<hardware>[^-]+)-(?P<model>.+)-(?P<variant>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
+_TP_FOLDER = re.compile(r"tp(?P<tp>\d+)$")
+_EXPERTS = "moe.csv"
 
 
 def read_llmservingsim(path: Path, options: ImportOptions) -> Profile:
     """Layer profiles of vLLM, mixed batches among them (casys-kaist/LLMServingSim, MIT): the folder
     of one model on one GPU; missing settings come from meta.yaml or the folder's name.
+
+    Experts of a step with n tokens take the time of as many activated experts as n tokens choose on
+    average, each on its own.
     """
-    settings = _settings(path)
+    folder = path
+    if not (path / "dense.csv").exists() and (path / f"tp{options.tp or 1}").is_dir():
+        folder = path / f"tp{options.tp or 1}"
+    settings = _settings(folder)
     name = options.model_name(settings.get("model"))
     gpu = options.gpu_name(settings.get("hardware"))
-    layers = model(name).layers
+    tp = int(settings.get("tp", options.tp or 1))
+    if options.tp not in (None, tp):
+        raise SloBenchError(f"{folder} was measured at tp {tp}, not {options.tp}; leave --tp out")
+    spec = model(name)
+    files = {kind: folder / f"{kind}.csv" for kind in ("dense", "per_sequence", "attention")}
+    linear = _operators(files["dense"], "tokens", spec.layers, spec.layers - spec.expert_layers)
+    used = list(files.values())
+    if spec.experts is not None:
+        linear += _experts(folder, spec, sorted({row[1] for row in linear}))
+        used.append(folder / _EXPERTS)
+    note = "median kernel times of one layer, launched eagerly"
     source = Source(
         "LLMServingSim (casys-kaist/LLMServingSim)",
-        path.resolve().name,
+        folder.resolve().name,
         "MIT",
         f"vLLM {settings['vllm_version']}" if "vllm_version" in settings else "",
-        "median kernel times of one layer, launched eagerly",
+        unused_note(note, measurements_beside(folder, used)),
     )
     tables = {
-        "linear": _operators(path / "dense.csv", "linear", "tokens", layers),
-        "per_sequence": _operators(path / "per_sequence.csv", "per_sequence", "sequences", 0),
-        "attention": _attention(path / "attention.csv", layers),
+        "linear": table_of("linear", linear),
+        "per_sequence": table_of("per_sequence", _operators(files["per_sequence"], "sequences")),
+        "attention": _attention(files["attention"], spec.layers),
     }
-    tp = options.tp or int(settings.get("tp", 1))
-    return Profile(name, gpu, tp, sources=(source,), tables=tables)
+    weights, _, kv = settings.get("variant", "").partition("-kv")
+    return Profile(
+        name,
+        gpu,
+        tp,
+        weight_dtype=weights if weights in WEIGHT_DTYPES else "bf16",
+        kv_dtype=kv if kv in KV_DTYPES else "bf16",
+        sources=(source,),
+        tables=tables,
+    )
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """The few plain lines of meta.yaml that matter; else what the folder's name says."""
-    settings: dict[str, str] = {}
-    named = _FOLDER.match(path.resolve().name)
-    if named:
-        settings = {"hardware": named["gpu"], "model": named["model"], "tp": named["tp"]}
-    meta = path / "meta.yaml"
-    if meta.is_file():
-        for line in meta.read_text(encoding="utf-8").splitlines():
-            key, colon, value = line.partition(":")
-            if colon and key in ("model", "hardware", "vllm_version"):
-                settings[key] = value.strip().strip("'\"")
+    """The few plain lines of meta.yaml, here or above tpN, that matter; else what the folder's name
+    says.
+    """
+    folder = path.resolve()
+    named = _FOLDER.match(folder.name) or _TP_FOLDER.match(folder.name)
+    settings = named.groupdict() if named else {}
+    metas = [folder / "meta.yaml"]
+    if _TP_FOLDER.match(folder.name):
+        metas.append(folder.parent / "meta.yaml")
+    for meta in metas:
+        if meta.is_file():
+            for line in meta.read_text(encoding="utf-8").splitlines():
+                key, colon, value = line.partition(":")
+                if colon and key in ("model", "hardware", "vllm_version", "variant"):
+                    settings[key] = value.strip().strip("'\"")
+            break
     return settings
 
 
-def _operators(path: Path, kind: str, count: str, layers: int) -> ProfileTable:
+def _experts(folder: Path, spec: ModelSpec, sizes: Sequence[float]) -> list[tuple[Any, ...]]:
+    """Rows of the experts for steps of so many tokens.
+
+    Raises:
+        FileFormatError: there are none; LLMServingSim measures them whole, on one GPU.
+    """
+    path = folder / _EXPERTS
+    if not path.exists() and not path.with_name(f"{_EXPERTS}.gz").exists():
+        raise FileFormatError(
+            path,
+            None,
+            f"is missing, so the experts of {spec.name} would take no time; LLMServingSim measures "
+            "them on one GPU: import tp1 with --tp 1, or use `--profile operators`, which has "
+            "measured experts of its own",
+        )
+    columns = read_csv(path, ("tokens", "activated_experts", "time_us")).values()
+    tokens, activated, times_us = (np.array(numbers(path, column)) for column in columns)
+    experts = spec.experts
+    assert experts is not None
+    (tokens, activated), grid = grid_of([tokens, activated], times_us, fill_along=(1, 0))
+    rows = []
+    for size in sizes:
+        by_tokens = [np.interp(experts.distinct(size), activated, line) for line in grid]
+        time_us = Curve(tokens, np.array(by_tokens))(size)
+        rows.append(("moe", size, spec.expert_layers, time_us))
+    return rows
+
+
+def _operators(
+    path: Path, count: str, layers: int = 0, plain_layers: int = 0
+) -> list[tuple[Any, ...]]:
+    """Operator, size, calls a step and µs; `layers` 0: all are called once a step."""
     columns = read_csv(path, ("layer", count, "time_us"))
     rows = []
     for operator, *figures in zip(*columns.values(), strict=True):
-        size, time_us = _numbers(path, figures)
+        size, time_us = numbers(path, figures)
         calls = layers * (2 if operator in _TWICE_A_LAYER else 1)
+        if operator in _PLAIN_MLP:
+            calls = plain_layers
         if operator in _ONE_CALL or not layers:
             calls = 1
         rows.append((operator, size, calls, time_us))
-    return table_of(kind, rows)
+    return rows
 
 
 def _attention(path: Path, layers: int) -> ProfileTable:
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     rows = []
     for row in zip(*read_csv(path, names).values(), strict=True):
-        *counts, time_us = _numbers(path, row)
+        *counts, time_us = numbers(path, row)
         rows.append((*counts, layers, time_us))
     return table_of("attention", rows)
 
 
-def _numbers(path: Path, texts: Sequence[str]) -> list[float]:
-    numbers = []
+def numbers(path: Path, texts: Sequence[str]) -> list[float]:
+    """Sizes or times.
+
+    Raises:
+        FileFormatError: one is no number, negative or infinite.
+    """
+    values = []
     for text in texts:
         try:
-            numbers.append(float(text))
+            value = float(text)
         except ValueError:
             raise FileFormatError(path, None, f"{text!r} is no number") from None
-    return numbers
+        if not 0 <= value < math.inf:
+            raise FileFormatError(path, None, f"{text!r} is no size or time")
+        values.append(value)
+    return values
 
 
 # -------------------------------------------------------------------- Splitwise
@@ -210,53 +290,3 @@ def _fits(kind: tuple[str, str, int], options: ImportOptions) -> bool:
         ):
             return False
     return options.tp is None or options.tp == tp
-
-
-# -------------------------------------------------------------------- Vidur
-
-# Column: calls of it in a layer; the embedding is once a step. Vidur adds `add` twice.
-_IN_A_LAYER = {
-    "input_layernorm": 1,
-    "attn_pre_proj": 1,
-    "attn_rope": 1,
-    "attn_post_proj": 1,
-    "post_attention_layernorm": 1,
-    "mlp_up_proj": 1,
-    "mlp_act": 1,
-    "mlp_down_proj": 1,
-    "add": 2,
-}
-_ONCE = {"emb": 1}
-
-
-def read_vidur(path: Path, options: ImportOptions) -> Profile:
-    """Linear layers (microsoft/vidur, MIT); attention is not among them.
-
-    Read from `GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of one tp (default 1).
-    """
-    parts = path.name.split("__")
-    named = len(parts) == 4
-    name = options.model_name(parts[2] if named else None)
-    gpu = options.gpu_name(parts[0] if named else None)
-    tp = options.tp or 1
-    calls = {k: n * model(name).layers for k, n in _IN_A_LAYER.items()} | _ONCE
-    fields = [f"{operator}_ms" for operator in calls]
-    columns = read_csv(path, ("num_tokens", "num_tensor_parallel_workers", *fields))
-    try:
-        sizes = [float(v) for v in columns["num_tokens"]]
-        degrees = [int(float(v)) for v in columns["num_tensor_parallel_workers"]]
-        rows = [
-            (operator, tokens, calls[operator], 1e3 * float(time_ms))
-            for operator, field in zip(calls, fields, strict=True)
-            for tokens, degree, time_ms in zip(sizes, degrees, columns[field], strict=True)
-            if degree == tp and time_ms
-        ]
-    except (ValueError, OverflowError) as error:
-        raise FileFormatError(path, None, f"a field is no number: {error}") from None
-    if not rows:
-        there = ", ".join(map(str, sorted(set(degrees))))
-        raise SloBenchError(f"{path} has no rows of tp {tp}; it has tp {there}")
-    note = "linear layers and norms of one layer; no attention, no output head"
-    note += "; without all-reduces" if tp > 1 else ""
-    source = Source("Vidur (microsoft/vidur)", path.name, "MIT", note=note)
-    return Profile(name, gpu, tp, sources=(source,), tables={"linear": table_of("linear", rows)})

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..specs import entries, gpus
 from .profile_format import Profile
 
@@ -34,9 +34,12 @@ class ImportOptions:
 
 # The meaning of each source's path; `read_SOURCE(path, options) -> Profile` reads it.
 IMPORTERS = {
-    "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
-    "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
-    "aiconfigurator": "a folder with the Parquet files of one system and backend (needs --model)",
+    "llmservingsim": "a folder with dense.csv, per_sequence.csv, attention.csv (and moe.csv), or "
+    "with tp1, tp2, … of these",
+    "vidur": "compute/GPU/ORG/MODEL/mlp.csv, attention.csv and all_reduce.csv beside it; or "
+    "GPU__ORG__MODEL__linear.csv",
+    "aiconfigurator": "systems/data/SYSTEM, or SYSTEM/FAMILY/BACKEND/VERSION in it to choose these "
+    "(needs --model)",
     "distserve": "a profiler JSON of fitted coefficients",
     "splitwise": "perf_model.csv",
 }
@@ -52,12 +55,36 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     """
     if source not in IMPORTERS:
         raise UnknownNameError("source of profiles", source, IMPORTERS)
-    name = "from_aiconfigurator" if source == "aiconfigurator" else "from_projects"
-    module = importlib.import_module(f".{name}", __package__)
+    packed = path.with_name(f"{path.name}.gz") if path.name else path
+    if source != "aiconfigurator" and not path.exists() and not packed.exists():
+        raise SloBenchError(f"there is no {path}; {source} is read from {IMPORTERS[source]}")
+    alone = source in ("aiconfigurator", "vidur")  # in a module of its own
+    module = importlib.import_module(f".from_{source if alone else 'projects'}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")
-    profile = read(path, options)
+    try:
+        profile = read(path, options)
+    except FileFormatError as error:
+        error.args = (f"{error}; {source} is read from {IMPORTERS[source]}",)
+        raise
     catalogued = gpus().get(profile.gpu)
     return replace(profile, multiprocessors=catalogued.multiprocessors if catalogued else 0)
+
+
+_MEASUREMENTS = (".csv", ".gz", ".parquet", ".json", ".txt")
+_NAMED = 8  # of what is not used
+
+
+def measurements_beside(folder: Path, used: Iterable[Path]) -> list[str]:
+    """Names of the files of measurements in a folder, but for those that are used."""
+    names = {file.name for file in folder.iterdir() if file.suffix in _MEASUREMENTS}
+    return sorted(names - {file.name for file in used})
+
+
+def unused_note(note: str, names: Sequence[str]) -> str:
+    """`note`, and after it the names of what a profile does not use."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    not_used = f"not used: {', '.join(names[:_NAMED])}{more}" if names else ""
+    return "; ".join(filter(None, (note, not_used)))
 
 
 # What stands around the name proper, in Hugging Face ids and in device names.

@@ -408,11 +408,15 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
     return numbers
 
 
-def read_csv(path: Path, column_names: Sequence[str]) -> dict[str, list[str]]:
+def read_csv(
+    path: Path, column_names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """The columns `column_names` of a CSV file, as text; FILE.gz is read where there is no FILE.
+    Of `optional` columns the file does not have, all cells are empty.
 
     Raises:
-        FileFormatError: the file cannot be read, a column is missing or a row is cut short.
+        FileFormatError: the file cannot be read, a column is missing, a row is cut short, or there
+            is no row.
     """
     packed = path.with_name(f"{path.name}.gz")
     if not path.exists() and packed.exists():
@@ -426,12 +430,12 @@ def read_csv(path: Path, column_names: Sequence[str]) -> dict[str, list[str]]:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(path, None, problem) from None
     names = next(reader, [])
-    missing = [name for name in column_names if name not in names]
+    missing = [name for name in column_names if name not in names and name not in optional]
     if missing:
         raise FileFormatError(
             path, 1, f"has no column {missing[0]!r}; its columns are {', '.join(names) or 'none'}"
         )
-    positions = [names.index(name) for name in column_names]
+    positions = [names.index(name) if name in names else None for name in column_names]
     columns: dict[str, list[str]] = {name: [] for name in column_names}
     for row in reader:
         if len(row) < len(names):
@@ -439,7 +443,9 @@ def read_csv(path: Path, column_names: Sequence[str]) -> dict[str, list[str]]:
                 continue
             raise FileFormatError(path, reader.line_num, f"has {len(row)} fields, not {len(names)}")
         for name, k in zip(column_names, positions, strict=True):
-            columns[name].append(row[k])
+            columns[name].append("" if k is None else row[k])
+    if not columns[column_names[0]]:
+        raise FileFormatError(path, None, "has no rows")
     return columns
 
 

@@ -115,6 +115,13 @@ class Comparison:
 Progress = Callable[[int, int], None]  # levels done, of how many
 
 
+# Of a folder that is no run folder: aiperf's, inference-perf's, guidellm's and evalscope's.
+_RESULT_FILES = (
+    *("profile_export.jsonl", "per_request_lifecycle_metrics.json"),
+    *("benchmarks.json", "benchmark_data.db"),
+)
+
+
 def read_results(path: Path) -> Results:
     """A run folder, or a result file of another load generator.
 
@@ -123,10 +130,10 @@ def read_results(path: Path) -> Results:
     """
     path = Path(path)
     if path.is_dir():
-        if not (path / "cells.csv").is_file() and (path / "profile_export.jsonl").is_file():
-            path = path / "profile_export.jsonl"
-        else:
+        files = [path / name for name in _RESULT_FILES if (path / name).is_file()]
+        if (path / "cells.csv").is_file() or not files:
             return run_results(path)
+        path = files[0]
     if not path.exists():
         raise SloBenchError(f"there is no {path}; give a run folder or a result file")
     from .external import external_results

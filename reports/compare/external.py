@@ -10,69 +10,55 @@
 
 Every figure is taken anew from times and token counts of single requests, so that it means what it
 means everywhere in slo-bench; what a file does not hold is refused, never guessed. Formats read:
-vllm/benchmarks/serve.py, guidellm/schemas/{info,request_stats}.py (0.4 and later) and aiperf
-docs/tutorials/working-with-profile-exports.md, as they stood in 2026.
+vllm/benchmarks/serve.py, SGLang's bench_serving.py, guidellm/schemas/{info,request_stats}.py (0.4
+and later) and aiperf docs/tutorials/working-with-profile-exports.md, as they stood in 2026;
+`request_files.py` has the formats that one table of names is enough for.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import number, parse_json
-from .results import Cell, RequestResults, Results
-
-Json = Mapping[str, Any]
+from ...workloads.readers.table_reader import lines
+from .request_files import (
+    EXAMPLE,
+    FORMATS,
+    GAPS_NOTE,
+    GUIDELLM_BEFORE_04,
+    GUIDELLM_PATHS,
+    LIST,
+    Json,
+    RequestRow,
+    RunCell,
+    at,
+    database_document,
+    first_number,
+    format_of,
+    is_database,
+    listed_results,
+    request_results,
+    seeded,
+)
+from .results import RequestResults, Results
 
 VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "aiperf"
+SGLANG = "SGLang's bench_serving"
 HEAD_CHARACTERS = 1000  # of a file, by which it is recognised
-_GAPS_NOTE = (
-    "{name}: time per output token is (last − first token) / (tokens − 1) of each request, {what}."
-)
-
-
-# Of a request: arrival, first token, finish (s), tokens of prompt and answer, whether it finished.
-_Row = tuple[float, float, float, float, float, bool]
-
-
-def _requests(
-    rows: Sequence[_Row],
-    duration_s: float | None = None,
-    sent_s: Sequence[float] | None = None,
-) -> RequestResults:
-    """In order of arrival, times from the first; of one that failed nothing later counts."""
-    table = np.array(rows, dtype=np.float64).T
-    order = np.argsort(table[0], kind="stable")
-    table = table[:, order]
-    begin_s = float(np.nanmin(table[0])) if duration_s is None else 0.0
-    finished = table[5] == 1
-    return RequestResults(
-        arrival_s=table[0] - begin_s,
-        first_token_s=np.where(finished, table[1] - begin_s, np.nan),
-        finish_s=np.where(finished, table[2] - begin_s, np.nan),
-        prompt_tokens=table[3],
-        output_tokens=np.where(finished, table[4], 0.0),
-        expected_output_tokens=None,
-        finished=finished,
-        sent_s=None if sent_s is None else np.array(sent_s)[order] - begin_s,
-        duration_s=duration_s,
-    )
 
 
 def external_results(path: Path) -> Results:
-    """Read a file of `vllm bench serve`, guidellm or aiperf, which of them is seen from the file.
+    """Read a result file of another load generator, which of them is seen from the file.
 
     Raises:
         SloBenchError: it is none of them, or one without requests.
     """
-    documents = list(_documents(path))
+    documents = [database_document(path)] if is_database(path) else list(_documents(path))
     try:
         return _results(path, documents)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
@@ -89,6 +75,10 @@ def _results(path: Path, documents: Sequence[Json]) -> Results:
         return _aiperf(path, documents)
     if "request_throughput" in first and "model_id" in first:
         return _vllm(path, documents)
+    if {"backend", "dataset_name", "request_rate", "completed"} <= first.keys():
+        return _vllm(path, documents, SGLANG)
+    if (request_format := format_of(first)) is not None:
+        return listed_results(path, first, request_format)
     if "request_latency" in first and "time_to_first_token" in first:
         raise FileFormatError(
             path,
@@ -96,10 +86,28 @@ def _results(path: Path, documents: Sequence[Json]) -> Results:
             "is aiperf's summary, which has no single requests; give profile_export.jsonl, "
             "which lies beside it",
         )
+    if "experiments" in first:
+        raise FileFormatError(
+            path,
+            None,
+            "is genai-perf's, which counts no tokens; measure with aiperf, its successor",
+        )
+    if "load_summary" in first or "aggregated_metrics" in first or "results_ttft_s_mean" in first:
+        raise FileFormatError(
+            path,
+            None,
+            "holds only a summary, from which no interval can be had; give the file with single "
+            "requests beside it (inference-perf: per_request_lifecycle_metrics.json, by report: "
+            "request_lifecycle: per_request: true; llmperf: …_individual_responses.json)",
+        )
+    kinds = ", ".join(
+        (*(f"{VLLM!r}".replace("'", "`"), SGLANG, GUIDELLM), *(f.kind for f in FORMATS))
+    )
     raise FileFormatError(
         path,
         None,
-        "is neither a run folder nor a result file of `vllm bench serve`, guidellm or aiperf",
+        f"is neither a run folder nor a result file of {kinds} or {AIPERF}; write it as "
+        f"inference-perf does, a list of requests with times in seconds: {EXAMPLE}",
     )
 
 
@@ -110,10 +118,7 @@ def is_loadgen_summary(text: str) -> bool:
 
 def _documents(path: Path) -> Iterator[Json]:
     """The JSON object of a file, or those of its lines."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    text = "".join(lines(path))
     if not text.strip():
         raise FileFormatError(path, None, "is empty")
     if is_loadgen_summary(text):
@@ -128,6 +133,8 @@ def _documents(path: Path) -> Iterator[Json]:
     except json.JSONDecodeError:
         pieces = list(_lines(path, text))
     for place, document in pieces:
+        if place is None and isinstance(document, list):
+            document = {LIST: document}
         if not isinstance(document, dict):
             raise FileFormatError(path, place, "must hold a JSON object")
         yield document
@@ -150,50 +157,23 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
             raise FileFormatError(path, line, f"is not JSON: {error.msg}") from error
 
 
-def _held(requests: RequestResults) -> Callable[[], RequestResults]:
-    return lambda: requests
-
-
-def _identity(system: str, model: str) -> dict[str, str]:
-    return {
-        "system": system,
-        "backend": "measured",
-        "workload": "",
-        "model": model,
-        "gpu": "",
-        "gpus": "",
-    }
-
-
-def _seeded(
-    cells: Sequence[tuple[str, float | None, str, RequestResults]], system: str
-) -> list[Cell]:
-    """Cells; those of the same rate and model count as repetitions."""
-    next_seed: dict[tuple[float | None, str], int] = {}
-    seeded = []
-    for name, rate_rps, model, requests in cells:
-        seed = next_seed.get((rate_rps, model), 0)
-        next_seed[rate_rps, model] = seed + 1
-        requests = replace(requests, offered=rate_rps is not None)
-        seeded.append(Cell(name, _identity(system, model), rate_rps, seed, _held(requests)))
-    return seeded
-
-
 # ---------------------------------------------------------------- vllm bench serve
 
 
-def _vllm(path: Path, documents: Sequence[Json]) -> Results:
+def _vllm(path: Path, documents: Sequence[Json], kind: str = VLLM) -> Results:
+    """Of SGLang the same, but for the model's name and the option that keeps single requests."""
+    option = "--save-result --save-detailed" if kind == VLLM else "--output-details"
     name = path.name
-    cells: list[tuple[str, float | None, str, RequestResults]] = []
+    cells: list[RunCell] = []
     refused: dict[str, str] = {}
-    notes = [_GAPS_NOTE.format(name=name, what="which is its TPOT")]
+    notes = [GAPS_NOTE.format(name=name, what="which is its TPOT")]
     for index, document in enumerate(documents):
         if "ttfts" not in document or "output_lens" not in document:
             raise FileFormatError(
                 path,
                 None,
-                "holds only the summary of `vllm bench serve`, from which no interval can be "
-                "had; run it with --save-result --save-detailed",
+                f"holds only the summary of {'`' + kind + '`' if kind == VLLM else kind}, from "
+                f"which no interval can be had; run it with {option}",
             )
         if "itls" not in document and "latencies" not in document:
             raise FileFormatError(path, None, "lacks itls, and so the time of the last token")
@@ -213,16 +193,25 @@ def _vllm(path: Path, documents: Sequence[Json]) -> Results:
             if open_loop:
                 refused["goodput"] = (
                     "the file lacks start_times, and so the window of arrivals that goodput "
-                    "divides by; run a vllm that writes them"
+                    "divides by" + ("; run a vllm that writes them" if kind == VLLM else "")
                 )
         requests = _vllm_requests(path, document)
+        if not any(document["ttfts"]) and requests.finished.any():
+            for family in ("ttft", "tpot", "e2e"):
+                refused[family] = "all its ttfts are 0; measure with streaming"
+        if document.get("accept_length") and "oai" in str(document.get("backend")):
+            for family in ("tpot", "e2e"):
+                refused[family] = (
+                    "SGLang divides the gaps of its OpenAI backends by accept_length where it "
+                    "speculates; measure with --backend sglang"
+                )
         label = f"{name} #{index + 1}" if len(documents) > 1 else name
         rate = rate_rps if open_loop else None
-        cells.append((label, rate, str(document["model_id"]), requests))
+        cells.append((label, rate, str(document.get("model_id", "")), requests))
     return Results(
         name=name,
-        kind=VLLM,
-        cells=_seeded(cells, path.stem),
+        kind=kind,
+        cells=seeded(cells, path.stem),
         clock="sent",
         notes=tuple(dict.fromkeys(notes)),
         refused=refused,
@@ -242,7 +231,7 @@ def _vllm_requests(path: Path, document: Json) -> RequestResults:
         raise FileFormatError(path, None, "holds no request")
     begins = document.get("start_times")
     waits = document.get("queue_times") or [0.0] * n
-    rows: list[_Row] = []
+    rows: list[RequestRow] = []
     for i in range(n):
         failed = bool(columns["errors"][i]) if "errors" in columns else False
         tokens = number(columns["output_lens"][i])
@@ -265,42 +254,44 @@ def _vllm_requests(path: Path, document: Json) -> RequestResults:
             )
         )
     duration_s = None if begins is not None else number(document.get("duration"))
-    return _requests(rows, duration_s)
+    return request_results(rows, duration_s)
 
 
 # ---------------------------------------------------------------- guidellm
 
 
 def _guidellm(path: Path, document: Json) -> Results:
-    cells: list[tuple[str, float | None, str, RequestResults]] = []
+    cells: list[RunCell] = []
     name = path.name
     refused: dict[str, str] = {}
     notes = [
-        _GAPS_NOTE.format(
+        GAPS_NOTE.format(
             name=name, what="which guidellm calls ITL; its TPOT includes the first token"
         ),
-        f"{name}: latencies count from the moment aimed at (targeted_start) instead of sending.",
+        f"{name}: latencies count from the moment aimed at (targeted_start), where it is there, "
+        "instead of sending.",
     ]
     for index, benchmark in enumerate(document["benchmarks"]):
         config = benchmark.get("config")
-        if not isinstance(config, Mapping):
-            raise FileFormatError(
-                path,
-                None,
-                "was written by guidellm before 0.4; its requests lack the times needed",
-            )
-        strategy = config.get("strategy", {})
+        is_old = not isinstance(config, Mapping)
+        if is_old:  # before 0.4
+            config = benchmark.get("args") or {}
+        strategy = config.get("strategy") or {}
         kind = str(strategy.get("type_", ""))
         rate_rps = number(strategy.get("rate")) if kind in ("constant", "poisson") else None
         by_status = benchmark.get("requests") or {}
         sampled = config.get("sample_requests")
-        if sampled is not None and any(len(by_status.get(s) or ()) >= sampled for s in by_status):
+        totals = at(benchmark, "request_totals") or at(benchmark, "metrics.request_totals") or {}
+        kept = {status: len(by_status.get(status) or ()) for status in by_status}
+        if any(number(totals.get(status)) > n for status, n in kept.items()):
+            sampled = max(kept.values())
+        if sampled is not None and any(n >= sampled for n in kept.values()):
             for family in ("attainment", "goodput", "output_tokens"):
                 refused[family] = (
                     f"the file keeps a sample of {sampled} requests of each outcome, so that "
                     "shares of all are unknown; run guidellm without --sample-requests"
                 )
-        requests, incomplete = _guidellm_requests(path, benchmark, by_status)
+        requests, incomplete = _guidellm_requests(path, benchmark, by_status, is_old)
         if incomplete:
             notes.append(
                 f"{name}: {incomplete} requests were under way when guidellm stopped; "
@@ -314,26 +305,26 @@ def _guidellm(path: Path, document: Json) -> Results:
     return Results(
         name=name,
         kind=GUIDELLM,
-        cells=_seeded(cells, path.stem),
+        cells=seeded(cells, path.stem),
         notes=tuple(dict.fromkeys(notes)),
         refused=refused,
     )
 
 
-def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[RequestResults, int]:
-    rows: list[_Row] = []
+def _guidellm_requests(
+    path: Path, benchmark: Json, by_status: Json, is_old: bool
+) -> tuple[RequestResults, int]:
+    rows: list[RequestRow] = []
     sent: list[float] = []
     incomplete = 0
+    paths = GUIDELLM_BEFORE_04 if is_old else GUIDELLM_PATHS
     begin_s, end_s = number(benchmark.get("start_time")), number(benchmark.get("end_time"))
     for status in ("successful", "incomplete", "errored"):
         for request in by_status.get(status) or ():
-            try:
-                times: Json = request["info"]["timings"]
-            except (KeyError, TypeError):
-                raise FileFormatError(path, None, "has a request without info.timings") from None
-            sent_s = number(times.get("request_start"))
-            aimed_s = number(times.get("targeted_start"))
-            arrival_s = sent_s if math.isnan(aimed_s) else aimed_s
+            if not is_old and at(request, "info.timings") is None:
+                raise FileFormatError(path, None, "has a request without info.timings")
+            arrival_s, first_s, last_s, prompt, output, _ = paths.row(request)
+            sent_s = first_number(request, paths.sent)
             # The time of the benchmark begins when its first request is sent, which is later than
             # the moment aimed at.
             began_s = arrival_s if math.isnan(sent_s) else sent_s
@@ -342,34 +333,21 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
             if math.isnan(arrival_s):
                 continue  # cancelled before it was ever due
             incomplete += status == "incomplete"
-            tokens = number(request.get("output_tokens"))
-            if math.isnan(tokens):
-                tokens = number((request.get("output_metrics") or {}).get("total_tokens"))
-            last_s = number(times.get("last_token_iteration"))
             sent.append(began_s)
-            rows.append(
-                (
-                    arrival_s,
-                    number(times.get("first_token_iteration")),
-                    number(times.get("request_end")) if math.isnan(last_s) else last_s,
-                    number(request.get("prompt_tokens")),
-                    tokens,
-                    status == "successful",
-                )
-            )
+            rows.append((arrival_s, first_s, last_s, prompt, output, status == "successful"))
     if not rows:
         raise FileFormatError(path, None, "has a benchmark that holds no request")
-    return _requests(rows, sent_s=sent), incomplete
+    return request_results(rows, sent_s=sent), incomplete
 
 
 # ---------------------------------------------------------------- aiperf
 
 
 def _aiperf(path: Path, records: Sequence[Json]) -> Results:
-    rows: list[_Row] = []
+    rows: list[RequestRow] = []
     refused: dict[str, str] = {}
     notes = [
-        _GAPS_NOTE.format(
+        GAPS_NOTE.format(
             name=path.name, what="which is what aiperf calls ITL (a mean of each request)"
         )
     ]
@@ -413,7 +391,7 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
     return Results(
         name=path.name if not path.parent.name else f"{path.parent.name}/{path.name}",
         kind=AIPERF,
-        cells=_seeded([(path.name, rate_rps, model, _requests(rows))], system),
+        cells=seeded([(path.name, rate_rps, model, request_results(rows))], system),
         clock="sent",
         notes=tuple(notes),
         refused=refused,

@@ -243,6 +243,16 @@ def test_list_prints_every_entry_as_text_and_json(slo_bench, kind, name):
     assert any(name in entry["name"] for entry in json.loads(out))
 
 
+def test_list_models_of_a_folder_shows_how_its_config_was_read(slo_bench, tmp_path):
+    folder = tmp_path / "tiny"
+    slo_bench("model", "make", str(folder))
+    entry = json.loads(slo_bench("list", "models", str(folder), "--json")[1])[0]
+    fields = json.loads((folder / "config.json").read_text())
+    assert (entry["family"], entry["layers"]) == ("llama", fields["num_hidden_layers"])
+    assert entry["parameters_billions"] == pytest.approx(0.004, rel=0.3)
+    assert "kv bytes per token" in slo_bench("list", "models", str(folder))[1]
+
+
 def test_list_of_one_system_shows_its_parameters(slo_bench):
     code, out, _ = slo_bench("list", "systems", "ascendra-lp")
     assert code == 0

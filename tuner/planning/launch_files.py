@@ -11,7 +11,7 @@ from ...harness.policies.systems import system as system_by_name
 from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.launch.server_kind import ServerKind
 from ...harness.servers.server_kinds import server_kinds
-from ...predictors.specs import model
+from ...predictors.specs import model, models
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
 from .offers import Offer, Value
@@ -84,14 +84,13 @@ def launch_script(
     kind = kinds.get(system.name) or next(able, None)
     if kind is None:
         return None
-    origin = model(requested.model[0]).origin.partition(" ")[0]
     fields = {
         "what": f"{requested.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs\n"
         f"# Weights {plan.offer.weight_dtype}, KV cache {plan.offer.kv_dtype}; "
         f"{plan.usd_per_hour:.2f} USD per hour ({prices.title}).",
         "attainment": plan.verdict.attainment,
         "rate": load.whole_rps,
-        "model": shlex.quote(origin if "/" in origin else requested.model[0]),
+        "model": shlex.quote(_weights(requested.model[0])),
     }
     published = model(requested.model[0]).checkpoint_dtype
     deployment, fields["weights"] = _deployment(plan.offer, kind, published)
@@ -123,6 +122,16 @@ def launch_script(
         gpus=plan.offer.gpus,
         command=" ".join(words),
     )
+
+
+def _weights(name: str) -> str:
+    """What a server loads for a model: its folder, or its name on a hub where the catalogue has
+    that.
+    """
+    if name in models():
+        origin = models()[name].origin.partition(" ")[0]
+        return origin if "/" in origin else name
+    return str(Path(name).expanduser().parent) if name.endswith(".json") else name
 
 
 def _deployment(offer: Offer, kind: ServerKind, published: str) -> tuple[list[str], str]:

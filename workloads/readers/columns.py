@@ -27,6 +27,7 @@ _SPELT = {"sec": "s", "seconds": "s", "millis": "ms", "milliseconds": "ms", "nan
 _EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}
 
 _YEAR_2100_S = 4.1e9
+_PART = re.compile(r'(?:"[^"]*"|[^,"])+')  # of the user's word, up to a comma
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 
 # The first of them that a table has is taken.
@@ -76,14 +77,17 @@ class Column:
 
 def parse_columns(text: str | None) -> dict[str, Column]:
     """Read `arrival_s=timestamp:ms,prompt_tokens=usage.prompt_tokens,class=`: the file's column of
-    each column of a workload; nothing after `=` leaves it unread.
+    each column of a workload; nothing after `=` leaves it unread. A name with commas stands in
+    double quotes: `arrival_s="sent, UTC":ms`.
 
     Raises:
         SloBenchError: it has another form, names a column twice, or gives a count a unit.
         UnknownNameError: a workload has no such column.
     """
     mapping: dict[str, Column] = {}
-    for part in filter(str.strip, (text or "").split(",")):
+    if (text or "").count('"') % 2:
+        raise SloBenchError(f"cannot read columns {text!r}: a double quote has no other")
+    for part in filter(str.strip, _PART.findall(text or "")):
         role, equals, name = (word.strip() for word in part.partition("="))
         if role not in COLUMNS:
             raise UnknownNameError("column of a workload", role, COLUMNS)
@@ -93,10 +97,12 @@ def parse_columns(text: str | None) -> dict[str, Column]:
                 f"cannot read columns {text!r}; write arrival_s=timestamp:ms,"
                 "prompt_tokens=usage.prompt_tokens (units: s, ms, us, ns), each once"
             )
-        if colon and unit in UNITS:
+        if name.startswith('"') and name.endswith('"') and len(name) > 1:
+            mapping[role] = Column(name[1:-1])
+        elif colon and unit in UNITS:
             if not role.endswith("_s"):
                 raise SloBenchError(f"{role} is no time: leave the unit {unit} out of {part!r}")
-            mapping[role] = Column(head, unit)
+            mapping[role] = Column(head.removeprefix('"').removesuffix('"'), unit)
         else:
             mapping[role] = Column(name)
     return mapping

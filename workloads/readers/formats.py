@@ -11,6 +11,9 @@ known origin are read here.
 - Timed JSON lines with prefix block hashes of Mooncake (https://github.com/kvcache-ai/Mooncake,
   FAST25-release/traces, Apache-2.0): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`
   of 512-token blocks; in traces of several turns `session_id` and `delay` (AIPerf, Dynamo).
+- LLMServingSim (https://github.com/casys-kaist/LLMServingSim, workloads/README.md, MIT): rows of
+  requests are tables of requests; a row with `sub_requests` is a session of calls, each
+  `tool_duration_ns` after the answer before.
 - Qwen-Bailian (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0): the same
   keys and `chat_id`, `turn` and others; `timestamp` in s, 16-token blocks.
 
@@ -36,6 +39,7 @@ from .columns import roles
 from .table_reader import (
     FileTable,
     WorkloadTrace,
+    delimiter,
     flat,
     in_order,
     lines,
@@ -151,7 +155,54 @@ def read_splitwise(path: Path) -> WorkloadTrace:
     return read_table(path, "arrival_s=arrival_timestamp,request_type=")
 
 
-_NAME_THEM = "name them with --columns arrival_s=…,prompt_tokens=…,output_tokens=…"
+_CALLS = "sub_requests"
+
+
+def read_llmservingsim(path: Path) -> WorkloadTrace:
+    """Read sessions of calls, and single requests among them; prompts are whole.
+
+    Raises:
+        FileFormatError: a line cannot be read.
+    """
+    names = ("arrival_time_ns", "input_toks", "output_toks", "tool_duration_ns")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    numbers: list[int] = []
+    session: list[int] = []
+    follows: list[int] = []
+    unread: dict[str, None] = {}
+    for number, text in enumerate(lines(path), 1):
+        if text.isspace():
+            continue
+        row = parse_object(path, number, text)
+        calls = row.get(_CALLS, [row])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise FileFormatError(path, number, f"{_CALLS} must be a list of objects")
+        for place, call in enumerate(calls):
+            follows.append(len(numbers) - 1 if place else -1)
+            session.append(number)
+            numbers.append(number)
+            for name in names:
+                columns[name].append((row if name == names[0] else call).get(name))
+            unread |= dict.fromkeys(key for key in call if key not in names)
+    if not numbers:
+        raise FileFormatError(path, None, "the trace is empty; it has no call")
+    table = FileTable(path, columns, numbers, tuple(unread))
+    arrival_s = table.floats(names[0]) / 1e9
+    after_s = np.append(0.0, table.floats(names[3], empty=0) / 1e9)
+    values = {
+        "prompt_tokens": table.ints(names[1], 1),
+        "output_tokens": table.ints(names[2], 1),
+        "session": np.array(session),
+        "follows": np.array(follows),
+        "think_s": after_s[np.array(follows) + 1],
+    }
+    return in_order(table, arrival_s - np.min(arrival_s), values)
+
+
+_NAME_THEM = (
+    "name them, say in a file with sent,in,out by --columns "
+    "arrival_s=sent:ms,prompt_tokens=in,output_tokens=out"
+)
 
 
 @dataclass(frozen=True)
@@ -190,7 +241,9 @@ class FirstLine:
         """Columns of a CSV header, and what they stand for."""
         if self.begins in "[{":
             return ()
-        header = [name.strip() for name in next(csv.reader([self.text]))]
+        header = [
+            name.strip() for name in next(csv.reader([self.text], delimiter=delimiter(self.text)))
+        ]
         return {**dict.fromkeys(header), **roles(header)}
 
     def unknown(self) -> FileFormatError:
@@ -253,6 +306,7 @@ _FORMATS = (
         "keys",
         _TIMED[:2],
     ),
+    Format("llmservingsim", read_llmservingsim, "sessions of calls", "keys", (_CALLS,)),
     Format("jsonl", read_table, "JSON lines with arrivals", "keys", _PLAIN),
     Format("custom", read_custom_jsonl, "vLLM's prompts, JSON lines", "keys", ("prompt",)),
     Format("longbench", read_longbench, "a task of LongBench", "keys", ("context", "answers")),

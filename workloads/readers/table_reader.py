@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from ..arrays import Floats, Ints
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
-from ..input_files import check_input, open_bounded
+from ..input_files import FIRST_BYTES, check_form, check_input, open_bounded, to_utf8
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
 
@@ -33,14 +34,16 @@ def lines(path: Path) -> Iterator[str]:
 
     Raises:
         SloBenchError: there is no such file, or it cannot be read.
-        FileFormatError: the gzip stream is broken, a line is not UTF-8, or the text is larger than
-            the limit (`max_input_bytes`).
+        FileFormatError: the gzip stream is broken, a line is not UTF-8, the file has another form
+            than text, or the text is larger than the limit (`max_input_bytes`).
     """
     number = 0
     check_input(path)
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            begin = raw.read(FIRST_BYTES)
+        check_form(path, begin)
+        packed = begin.startswith(b"\x1f\x8b")
         with (
             open_bounded(path, packed=packed) as unpacked,
             io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as text,
@@ -51,7 +54,8 @@ def lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
         place = f"after line {number}" if number else "at its beginning"
-        raise FileFormatError(path, None, f"the text is not UTF-8 {place}") from error
+        problem = f"the text is not UTF-8 {place}; run, say, {to_utf8(path, 'ISO-8859-1')}"
+        raise FileFormatError(path, None, problem) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileFormatError(
             path, number, f"the gzip file is cut short or damaged after this line: {error}"
@@ -199,6 +203,11 @@ def _moments(cells: list[str]) -> NDArray[np.datetime64]:
             raise ValueError(str(warning)) from None
 
 
+def delimiter(header: str) -> str:
+    """What stands between the columns of a header: a tab or semicolon where there is no comma."""
+    return next((mark for mark in ",\t;" if mark in header), ",")
+
+
 def read_csv(path: Path) -> FileTable:
     """A CSV file with a header.
 
@@ -206,7 +215,9 @@ def read_csv(path: Path) -> FileTable:
         FileFormatError: there is no header, no row, a row of another width, or two columns of one
             name.
     """
-    reader = csv.reader(lines(path), strict=True)
+    text = lines(path)
+    first = next(text, "")
+    reader = csv.reader(chain([first], text), strict=True, delimiter=delimiter(first))
     rows: list[list[str]] = []
     line: list[int] = []
     try:

@@ -7,7 +7,7 @@ for English (https://help.openai.com/en/articles/4936856). A row that has `promp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from json import JSONDecodeError
 from pathlib import Path
@@ -26,6 +26,7 @@ MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
 _CONVERSATION = ("conversations", "messages")
 _SYSTEM, _HUMAN = ("system", "developer"), ("human", "user")
 _NO_ANSWER = (*_SYSTEM, *_HUMAN, "tool", "function", "observation")
+_CALLS_OF_TOOLS = ("tool_calls", "function_call")
 _ANSWERS = ("completion", "response")
 CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
 
@@ -140,8 +141,26 @@ def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
     if not rows.texts:
         raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
     left_out = len(items) - len(rows.texts)
-    note = f"{left_out} of {len(items)} entries without a first prompt and answer left out"
-    return rows.trace(path, (note,) if left_out else ())
+    notes = [f"{left_out} of {len(items)} entries without a first prompt and answer left out"]
+    notes = notes if left_out else []
+    parts = sorted({part for _, item in items for part in _unread_parts(item)})
+    if parts:
+        notes.append(f"not used: {', '.join(parts)} of messages")
+    return rows.trace(path, tuple(notes))
+
+
+def _unread_parts(item: dict[str, Any]) -> Iterator[str]:
+    """What the messages of a conversation, or it, hold beside texts: images, calls of tools."""
+    messages: list[dict[str, Any]] = next(
+        (item[key] for key in _CONVERSATION if isinstance(item.get(key), list)), []
+    )
+    yield from (key for key in ("tools", "functions", "images") if item.get(key))
+    for message in messages:
+        yield from (key for key in _CALLS_OF_TOOLS if message.get(key))
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                yield str(part["type"])
 
 
 def _has(item: Any, key: str) -> bool:

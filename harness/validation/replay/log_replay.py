@@ -325,6 +325,13 @@ def _placed(
             f"the log is of tp {tp}, the profile of tp {profile.tp}: its step times are not those "
             "of the log"
         )
+    if (settings.dp or 1) > 1:
+        notes.append(
+            f"the log's {settings.dp} data-parallel ranks are simulated as instances: experts that "
+            "they share, and steps that they take together, are not"
+        )
+        instances = (settings.instances or 1) * (settings.dp or 1)
+        settings = dataclasses.replace(settings, instances=instances)
     if settings.model and profile.model not in (settings.model, catalogue_name(settings.model)):
         notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
     whole = is_whole(profile)

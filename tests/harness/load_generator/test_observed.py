@@ -196,6 +196,52 @@ def test_metrics_of_a_server_with_names_of_its_own_are_read():
     assert read_text("other_tokens_total 8\n", 0.0, {}, servers) is None
 
 
+OLD_VLLM = """\
+vllm:num_requests_running{engine="0"} 3
+vllm:num_requests_waiting{engine="0"} 1
+vllm:prompt_tokens_total{engine="0"} 800
+vllm:generation_tokens_total{engine="0"} 90
+vllm:gpu_cache_usage_perc{engine="0"} 0.25
+vllm:gpu_prefix_cache_queries_total{engine="0"} 800
+vllm:gpu_prefix_cache_hits_total{engine="0"} 400
+vllm:num_preemptions_total{engine="0"} 2
+vllm:request_success_total{engine="0",finished_reason="stop"} 7
+vllm:time_per_output_token_seconds_bucket{engine="0",le="0.1"} 60
+vllm:time_per_output_token_seconds_sum{engine="0"} 3
+vllm:time_per_output_token_seconds_count{engine="0"} 80
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("vllm:", "vllm_"), ("vllm:", "ray_vllm_"), ("_total", ""), ("", "")]
+)
+def test_old_and_renamed_metrics_are_read_like_todays(name, other):
+    """Prometheus and routers write underscores for colons, Ray a prefix of its own."""
+    shot = read_text(OLD_VLLM.replace(name, other), 0.0, {}, KNOWN)
+    assert (shot.engine, shot.kv_usage) == ("vllm", 0.25)
+    assert shot.figures == {
+        **{"running": 3, "waiting": 1, "prompt_tokens": 800, "output_tokens": 90},
+        **{"cached_tokens": 400, "looked_up_tokens": 800, "preemptions": 2, "ended": 7},
+    }
+    assert shot.histograms["itl"] == HistogramCounts(3, 80, ((0.1, 60),))
+
+
+def test_a_router_that_is_no_server_has_no_metrics_of_one():
+    page = "sglang_router_requests_total 5\nvllm_router:num_requests_total 5\n"
+    assert read_text(page, 0.0, {}, KNOWN) is None
+
+
+def test_share_of_prefix_hits_is_unknown_where_the_server_does_not_count_them():
+    shots = []
+    for shot in made_snapshots():
+        figures = {k: v for k, v in shot.figures.items() if k != "cached_tokens"}
+        shots.append(dataclasses.replace(shot, figures=figures))
+    server = observed(shots)
+    assert (server.cached_share, server.shared_tokens) == (None, 0)
+    assert any("prefix_cache_hits_total" in note for note in server.notes)
+    assert observed(made_snapshots()).cached_share == 0
+
+
 def test_observed_refuses_too_few_readings_and_requests():
     shots = made_snapshots()
     with pytest.raises(SloBenchError, match="two readings"):

@@ -205,9 +205,30 @@ def test_guidellm_reads_sampled_and_old_files(tmp_path):
     sampled = guidellm([guidellm_request(1, 2, 3, 5)] * 4, sample_requests=4)
     results = read_results(write(tmp_path / "g.json", sampled))
     assert "sample" in results.refused["attainment"]
-    old = {"benchmarks": [{"args": {}, "requests": {"successful": []}}]}
-    with pytest.raises(FileFormatError, match=r"before 0\.4"):
-        read_results(write(tmp_path / "old.json", old))
+    # Of guidellm 0.3, times as in its examples/practice_on_vllm_simulator.md.
+    request = {
+        "scheduler_info": {"targeted_start_time": 1759354691.715061},
+        **{"prompt_tokens": 8, "output_tokens": 16, "start_time": 1759354691.7182198},
+        **{"first_token_time": 1759354692.9827628, "last_token_time": 1759354695.6479197},
+        **{"end_time": 1759354695.648075, "inter_token_latency_ms": 177.67712275187174},
+    }
+    benchmark = {
+        "args": {"strategy": {"type_": "constant", "rate": 10.0}},
+        "request_totals": {"successful": 2, "errored": 0, "incomplete": 0, "total": 2},
+        "requests": {"successful": [request] * 2, "errored": [], "incomplete": []},
+    }
+    results = read_results(write(tmp_path / "old.json", {"benchmarks": [benchmark]}))
+    run = only(results)
+    assert results.cells[0].rate_rps == 10.0
+    assert 1000 * run.requests.records.tpot_s == pytest.approx([177.677] * 2, rel=1e-4)
+    assert run.requests.records.ttft_s == pytest.approx([1.2677] * 2, rel=1e-4)
+    assert not results.refused
+    benchmark["request_totals"]["successful"] = 9
+    refused = read_results(write(tmp_path / "few.json", {"benchmarks": [benchmark]})).refused
+    assert "sample of 2 requests" in refused["attainment"]
+    fewer = guidellm([guidellm_request(1, 2, 3, 5)] * 4)
+    fewer["benchmarks"][0]["metrics"] = {"request_totals": {"successful": 9}}
+    assert "sample of 4" in read_results(write(tmp_path / "f.json", fewer)).refused["attainment"]
 
 
 def test_aiperf_records_are_read(tmp_path):
@@ -300,7 +321,13 @@ def test_aiperf_without_streaming_has_no_ttft(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("", "empty"), ("[1]", "JSON object"), ("{not json", "not JSON"), ('{"a": 1}', "neither")],
+    [
+        ("", "empty"),
+        ("1", "JSON object"),
+        ("[1]", "neither"),
+        ("{not json", "not JSON"),
+        ('{"a": 1}', "neither"),
+    ],
 )
 def test_unknown_result_files_are_refused(tmp_path, text, problem):
     path = tmp_path / "x.json"
@@ -325,3 +352,30 @@ def test_two_vllm_files_are_compared_in_pairs(tmp_path):
     assert judged.rows[0].b < 0.5
     assert judged.rows[0].verdict == "worse"
     assert math.isclose(judged.rows[0].difference, judged.rows[0].b - 1.0)
+
+
+def test_sglang_results_are_read_like_vllms(tmp_path):
+    document = vllm()
+    for name in ("model_id", "request_throughput", "start_times"):
+        document.pop(name, None)
+    document |= {"backend": "sglang", "dataset_name": "random", "completed": 60, "duration": 30.0}
+    path = write(tmp_path / "result.jsonl", document)
+    results = read_results(path)
+    assert (results.kind, results.clock) == ("SGLang's bench_serving", "sent")
+    assert only(results).requests.records.ttft_s == pytest.approx(document["ttfts"])
+    assert "window of arrivals" in results.refused["goodput"]
+    oai = document | {"backend": "sglang-oai", "accept_length": 2.5}
+    assert {"tpot", "e2e"} <= read_results(write(tmp_path / "oai.json", oai)).refused.keys()
+    unstreamed = document | {"ttfts": [0.0] * 60, "itls": [[]] * 60}
+    refused = read_results(write(tmp_path / "unstreamed.json", unstreamed)).refused
+    assert "streaming" in refused["ttft"]
+    del document["ttfts"]
+    with pytest.raises(FileFormatError, match="--output-details"):
+        read_results(write(tmp_path / "summary.json", document))
+
+
+def test_result_files_without_single_requests_name_the_file_that_has_them(tmp_path):
+    with pytest.raises(FileFormatError, match="genai-perf's"):
+        read_results(write(tmp_path / "profile_export.json", {"experiments": []}))
+    with pytest.raises(FileFormatError, match="individual_responses"):
+        read_results(write(tmp_path / "summary.json", {"results_ttft_s_mean": 0.5}))

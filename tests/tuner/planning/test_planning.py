@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import subprocess
 from collections import defaultdict
 from concurrent.futures import Future
@@ -404,6 +405,21 @@ def test_launch_files_of_a_dtype_without_option_ask_for_a_checkpoint():
     assert "a checkpoint with int4 weights" in launch_script(
         asked, TargetLoad(1), plan, default_prices()
     )
+
+
+@pytest.mark.parametrize("file", ["", "/config.json"])
+def test_launch_script_of_a_models_folder_serves_the_folder(tmp_path, file):
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000}
+    config |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    experiment = ASKED.model_copy(update={"model": (f"{folder}{file}",), "tp": (1,)})
+    options = PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
+    [plan] = plan_cheapest(experiment, TargetLoad(1, plans=1), options).plans
+    script = launch_script(experiment, TargetLoad(1), plan, default_prices())
+    assert f"MODEL=${{MODEL:-{shlex.quote(str(folder))}}}" in script
 
 
 def test_system_without_a_plan_is_named_with_its_reason():

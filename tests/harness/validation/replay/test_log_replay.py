@@ -13,7 +13,7 @@ from reference.logs import LOGS as REAL
 from reference.logs import PROFILE, log_file, needs_data, simulated_log
 from slo_bench.cli.main import app
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.results.engine_logs import EngineSettings, read_log
+from slo_bench.harness.results.engine_logs import EngineSettings, read_log, read_settings
 from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS, validate
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
 from slo_bench.predictors.profiles.profile_format import write_profile
@@ -92,6 +92,18 @@ def test_replay_names_what_the_log_leaves_open():
         log, engine=EngineSettings(model="Qwen/Qwen3-8B", num_gpu_blocks=9000)
     )
     assert "the log is of Qwen/Qwen3-8B" in " ".join(validate(other, PROFILE).notes)
+
+
+def test_data_parallel_ranks_of_a_log_are_simulated_as_instances(tmp_path):
+    log, _ = simulated_log(4000, caching=False)
+    meta = tmp_path / "meta.json"
+    meta.write_text(json.dumps({"engine_kwargs": {"data_parallel_size": 2}}))
+    assert read_settings(meta).dp == 2
+    ranks = dataclasses.replace(log, engine=dataclasses.replace(log.engine, dp=2))
+    validation = validate(ranks, PROFILE)
+    assert "2 data-parallel ranks are simulated as instances" in " ".join(validation.notes)
+    alone = validate(log, PROFILE)
+    assert validation.simulated["e2e"].mean() < alone.simulated["e2e"].mean()
 
 
 def test_replay_refuses_logs_that_cannot_be_simulated():
