@@ -84,3 +84,12 @@ def _group_dtype(form: str, group: Any) -> str | None:
     if weights.get("type") != "float":
         return _INTEGERS.get(bits)
     return {"8": "fp8", "4": "mxfp4" if "mxfp4" in form else "nvfp4"}.get(bits)
+
+
+def checkpoint_kv_dtype(config: Fields) -> str:
+    """The KV format that the checkpoint was calibrated for; 16 bits where it names none.
+
+    vLLM takes it where `--kv-cache-dtype` is `auto`: of compressed-tensors as long as it reads
+    them, of ModelOpt since 0.12.
+    """
+    return "bf16"

@@ -284,7 +284,7 @@ class Placement:
         if model.kv_heads % self.tp and self.tp % model.kv_heads:
             raise SloBenchError(
                 f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
-                "or be a multiple of them"
+                "or be a multiple of them, as vLLM and SGLang demand"
             )
         if model.linear is not None and model.linear.key_heads % self.tp:
             raise SloBenchError(

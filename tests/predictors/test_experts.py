@@ -236,17 +236,16 @@ def test_published_config_equals_the_catalogue_entry(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "changed", "complaint"),
     [
-        ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
-        ("qwen3-30b-a3b", {"mlp_only_layers": [5]}, "mlp_only_layers"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": 5}, "mlp_only_layers"),
         ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "200 experts a token of 128"),
-        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear_attention"),
+        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear attention"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("qwen3-30b-a3b", {"linear_num_value_heads": 32}, "linear attention"),
+        ("qwen3-30b-a3b", {"linear_num_value_heads": 32}, "linear_num_key_heads"),
         ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
         ("qwen3-next-80b-a3b", {"linear_num_value_heads": 24}, "multiple of the 16 key heads"),
         ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"] * 48}, "0 of 48 layers"),
         ("gpt-oss-20b", {"sliding_window": None}, "sliding_window"),
-        ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
+        ("deepseek-v3", {"index_topk": 2048}, "index_n_heads"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),
         ("deepseek-v3", {"v_head_dim": None}, "v_head_dim"),
         ("deepseek-v3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
@@ -259,6 +258,20 @@ def test_published_config_equals_the_catalogue_entry(tmp_path, name):
 def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         model(config(tmp_path, name, **changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "dense_layers"),
+    [
+        ({"decoder_sparse_step": 2}, 24),
+        ({"mlp_only_layers": [5, 7]}, 2),
+        ({"moe_layer_freq": [0] * 3 + [1] * 45}, 3),
+        ({"moe_layer_start_index": 4, "moe_layer_end_index": 40}, 11),
+        ({"moe_layers_enum": "4,5,6,7"}, 44),
+    ],
+)
+def test_layers_without_experts_are_counted_wherever_they_are(tmp_path, changed, dense_layers):
+    assert model(config(tmp_path, "qwen3-30b-a3b", **changed)).experts.dense_layers == dense_layers
 
 
 @pytest.mark.parametrize(

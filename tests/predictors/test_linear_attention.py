@@ -107,7 +107,7 @@ def test_linear_step_time_without_tables_is_marked_unfitted():
         kernel_times.gpu, kernel_times.source, {name: kernel_times._tables[name] for name in names}
     )
     recurrence = operators(put(4).placement).recurrence
-    assert not without.has_recurrences
+    assert not without.has_recurrence(recurrence)
     assert without.recurrence_s(np.array([1024.0]), recurrence) < kernel_times.recurrence_s(
         np.array([1024.0]), recurrence
     )
