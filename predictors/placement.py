@@ -8,12 +8,12 @@ from functools import cached_property
 
 from ..workloads.errors import SloBenchError
 from .dtypes import AUTO, kv_dtype, weight_dtype
+from .server_memory import ANY, MemoryParts, server_memory
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
-OVERHEAD_BYTES = GIB
+OVERHEAD_BYTES = GIB  # of CUDA and workspaces on one GPU
 ACTIVATION_BYTES = 2
-LOGITS_BYTES = 4
 LEAST_KV_TOKENS = 2048
 TP_DEGREES = (1, 2, 4, 8)
 _FROM_ONE = ("tp", "pp", "ep", "dp", "block_size", "batched_tokens", "sampled_sequences")
@@ -35,8 +35,9 @@ class Placement:
     default as many as there are stages, while an eager loop over mapped layers has one.
 
     `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
-    what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
-    and the activations of `batched_tokens` tokens and logits of `sampled_sequences` sequences.
+    what a forward pass needs, as servers of the kind `server` (and `server_version`) take it: CUDA,
+    NCCL and workspaces, the activations of `batched_tokens` tokens and logits of
+    `sampled_sequences` sequences.
     What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
@@ -71,6 +72,8 @@ class Placement:
     dp: int = 1
     kv_offload_gib: float = 0.0
     kv_disk_gib: float = 0.0
+    server: str = ANY
+    server_version: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
@@ -199,18 +202,16 @@ class Placement:
     @cached_property
     def reserve_bytes_per_gpu(self) -> int:
         """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
-        # At the peak the residual stream, its normed copy, attention output and queries live
-        # together with the MLP's widened activations (gate, up and their product) of one layer.
         model = self.model
-        # A token's chosen experts are computed side by side.
-        at_once = model.experts.per_token * model.experts.intermediate if model.experts else 0
-        inner = max(model.intermediate, at_once) / self.tp
-        widened = model.traits.mlp_matrices * inner
-        activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
-        logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
         windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp
         held = self.sampled_sequences * (windows + model.state_bytes / self.tp)
-        return round(OVERHEAD_BYTES + activations + logits + held)
+        return self.memory_parts.total + round(held)
+
+    @cached_property
+    def memory_parts(self) -> MemoryParts:
+        """What the server takes of each GPU beside weights, KV and states."""
+        row = server_memory(self.server, self.server_version)
+        return row.parts(self.model, self.tp, self.batched_tokens, self.sampled_sequences)
 
     @cached_property
     def usable_bytes_per_gpu(self) -> int:
