@@ -277,6 +277,16 @@ class Placement:
         Everything: weights, reserve, and the fixed KV blocks, or else KV for 2,048 tokens (or the
         context, if shorter).
         """
+        self.check_tp()
+        if self.pp > self.model.layers:
+            raise SloBenchError(
+                f"{self.model.name} has {self.model.layers} layers, fewer than pp {self.pp} stages"
+            )
+        if not self.fits:
+            raise SloBenchError(self._too_small())
+
+    def check_tp(self) -> None:
+        """Raise `SloBenchError` unless heads can be split over the GPUs of a group."""
         model = self.model
         if model.heads % self.tp:
             raise SloBenchError(
@@ -292,12 +302,6 @@ class Placement:
                 f"{model.name} has {model.linear.key_heads} key heads of linear attention, not "
                 f"divisible by tp {self.tp}"
             )
-        if self.pp > model.layers:
-            raise SloBenchError(
-                f"{model.name} has {model.layers} layers, fewer than pp {self.pp} stages"
-            )
-        if not self.fits:
-            raise SloBenchError(self._too_small())
 
     @property
     def fits(self) -> bool:

@@ -41,14 +41,15 @@ class ServerMemory:
     sampler_bytes: float
     sequences: int
     sequences_large: int
+    tokens: int
+    tokens_large: int
     origin: str
     with_activations: bool = False
     activations: bool = True
 
-    def max_sequences(self, gpu_name: str, gpu_memory_bytes: int) -> int:
-        """Sequences of a step unless `--max-num-seqs` says so."""
-        large = gpu_memory_bytes >= _LARGE_GPU_BYTES and not gpu_name.startswith("a100")
-        return self.sequences_large if large else self.sequences
+    def is_large(self, gpu_name: str, gpu_memory_bytes: int) -> bool:
+        """Whether steps on this GPU have `sequences_large` and `tokens_large` by default."""
+        return gpu_memory_bytes >= _LARGE_GPU_BYTES and not gpu_name.startswith("a100")
 
     def parts(self, model: ModelSpec, gpus: int, tokens: int, sequences: int) -> MemoryParts:
         """What a step of so many tokens and sequences takes on each of `gpus` that share layers.

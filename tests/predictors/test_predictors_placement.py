@@ -92,13 +92,6 @@ def test_memory_of_an_unknown_server_or_version_is_refused(server, version, comp
         server_memory(server, version)
 
 
-def test_vllm_samples_for_more_sequences_on_large_gpus():
-    row = server_memory("vllm")
-    assert row.max_sequences("h100-80g", 79 * 2**30) == 1024
-    assert row.max_sequences("a100-80g", 79 * 2**30) == 256
-    assert row.max_sequences("l40s", 44 * 2**30) == 256
-
-
 def test_fixed_blocks_replace_the_fitting_number():
     few = replace(LLAMA_8B, fixed_num_gpu_blocks=128, fixed_num_cpu_blocks=64)
     few.check()
