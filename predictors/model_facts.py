@@ -112,7 +112,7 @@ def memory_facts(place: Placement) -> dict[str, Any]:
     """What each GPU of a placement holds, in bytes, and how many tokens of KV are left."""
     parts, row = place.memory_parts, server_memory(place.server, place.server_version)
     held = place.weight_bytes_per_gpu + place.reserve_bytes_per_gpu
-    tokens = place.kv_tokens if place.model.kind == "decoder" else 0
+    tokens = place.kv_tokens if place.model.kind == "decoder" else None
     return {
         "gpu": place.gpu.name,
         "tp": place.tp,
@@ -126,9 +126,10 @@ def memory_facts(place: Placement) -> dict[str, Any]:
         "activation_bytes": parts.activations,
         "buffer_bytes": parts.outside,
         "state_bytes": place.reserve_bytes_per_gpu - parts.total,
+        "state_sequences": place.state_slots if place.model.state_bytes else None,
         "kv_bytes": place.usable_bytes_per_gpu - held,
         "fits": place.fits,
         "kv_tokens": tokens,
-        "longest_context_tokens": min(tokens, place.model.context_tokens),
+        "longest_context_tokens": min(tokens or 0, place.model.context_tokens),
         "memory_source": row.origin,
     }

@@ -202,10 +202,29 @@ class Placement:
     @cached_property
     def reserve_bytes_per_gpu(self) -> int:
         """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
+        slots = self.state_slots / self.dp if self.model.state_bytes else self.sampled_sequences
+        return self.memory_parts.total + round(slots * self._held_bytes)
+
+    @property
+    def _held_bytes(self) -> float:
+        """Bytes that are set aside on each GPU for one sequence: its windows and its states."""
         model = self.model
         windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp
-        held = self.sampled_sequences * (windows + model.state_bytes / self.tp)
-        return self.memory_parts.total + round(held)
+        return windows + model.state_bytes / self.tp
+
+    @cached_property
+    def state_slots(self) -> int:
+        """Sequences of the instance for whose states there is room: `sampled_sequences` of each
+        rank, but no more than half of what weights and reserve leave would hold.
+
+        vLLM takes states and KV from one pool, SGLang splits the pool nearly in halves
+        (`--mamba-full-memory-ratio`).
+        """
+        if not self.model.state_bytes:
+            return self.sampled_sequences * self.dp
+        taken = self.weight_bytes_per_gpu + self.memory_parts.total + self.beside_bytes
+        room = max(0, self.usable_bytes_per_gpu - taken)
+        return min(self.sampled_sequences, int(room / 2 / self._held_bytes)) * self.dp
 
     @cached_property
     def memory_parts(self) -> MemoryParts:

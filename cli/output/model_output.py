@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from .console import print_result, text_table
+from .console import print_lines, print_result, text_table
 
 _GIB = 2**30
 _WIDTH = 50  # characters of the second column, so that a table has 80
@@ -36,6 +36,7 @@ def print_model(facts: Mapping[str, Any]) -> None:
     ]
     print_result(_table(rows))
     if "memory" in facts:
+        print_lines("")
         print_result(_table(_memory_rows(facts["memory"])))
 
 
@@ -43,19 +44,22 @@ def _memory_rows(memory: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     weights = f"{_gib(memory['weight_bytes'])} ({memory['weight_dtype']})"
     activations = f"{_gib(memory['activation_bytes'])} (steps of {memory['batched_tokens']:,} "
     activations += f"tokens, {memory['sequences']:,} sequences)"
-    states = memory["state_bytes"]
-    server = memory["server"] if memory["server"] != "any 0" else "any"
-    room = f"{memory['kv_tokens']:,}" if memory["fits"] else "does not fit"
+    states, sequences = memory["state_bytes"], memory["state_sequences"]
+    held = _gib(states) + (f" (of {sequences:,} sequences)" if sequences is not None else "")
+    server = memory["server"].replace("any 0", "any")
+    decodes = memory["kv_tokens"] is not None
+    room = f"{memory['kv_tokens'] or 0:,}" if memory["fits"] else "does not fit"
+    longest = f"{memory['longest_context_tokens']:,} tokens"
     return [
         ("on each GPU", f"{memory['gpu']}, tp {memory['tp']}, server: {server}"),
         ("share in use", f"{_gib(memory['usable_bytes'])} ({memory['memory_share']:g})"),
         ("weights", weights),
         ("activations", activations),
         ("buffers", f"{_gib(memory['buffer_bytes'])} (CUDA, workspaces, NCCL)"),
-        ("windows and states", _gib(states) if states else None),
-        ("KV", _gib(memory["kv_bytes"])),
-        ("KV tokens", room),
-        ("longest context", f"{memory['longest_context_tokens']:,}" if memory["fits"] else None),
+        ("windows and states", held if states else None),
+        ("KV" if decodes else "left", _gib(memory["kv_bytes"])),
+        ("KV tokens", room if decodes or not memory["fits"] else None),
+        ("longest context", longest if decodes and memory["fits"] else None),
         ("memory as of", memory["memory_source"]),
     ]
 
