@@ -14,7 +14,7 @@ from typing import Any
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
 from ..workloads.parsing import number, parse_json
-from .checkpoint_format import checkpoint_dtype, checkpoint_kv_dtype, side_file
+from .checkpoint_format import checkpoint_formats, side_file
 from .config_experts import experts_of
 from .config_fields import Fields
 from .config_layers import Layout, layout_of, linear_of, window_of
@@ -143,6 +143,7 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     experts = experts_of(config, layout, names("experts"), names("experts_per_token"))
     traits = None if config.type.name else _traits(config, layout)
     mlps_alone = layout.of("none")
+    formats = checkpoint_formats(config)
     spec = ModelSpec(
         name=name,
         family=config.family.name,
@@ -162,8 +163,9 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
         window=window_of(config, layout, context_tokens),
         linear=linear_of(config, layout, heads, head_dim),
         image_encoder_parameters=image_encoder_parameters(whole, hidden),
-        checkpoint_dtype=checkpoint_dtype(config),
-        checkpoint_kv_dtype=checkpoint_kv_dtype(config),
+        checkpoint_dtype=formats.weights,
+        checkpoint_beside_dtype=formats.beside,
+        checkpoint_kv_dtype=formats.kv,
         mixers_alone=layout.count - mlps_alone if layout.parts_alone else 0,
         mlps_alone=mlps_alone,
         own_traits=traits,

@@ -50,6 +50,7 @@ class ModelSpec:
     image_encoder_parameters: int = 0
     checkpoint_dtype: str = "bf16"
     checkpoint_kv_dtype: str = "bf16"
+    checkpoint_beside_dtype: str = ""
     mixers_alone: int = 0
     mlps_alone: int = 0
     own_traits: Traits | None = None
@@ -276,12 +277,23 @@ class ModelSpec:
         return self.linear.layers * self.linear.state_bytes if self.linear else 0
 
     def dense_dtype(self, dtype: str) -> str:
-        """The format of all but the routed experts where those have `dtype`.
+        """The format of all but the routed experts where those have `dtype`; of a dense model that
+        of its MLPs.
 
         Formats below 8 bits hold for the experts alone, as in the checkpoints that are served
-        (gpt-oss in MXFP4, Kimi in INT4, DeepSeek in NVFP4): attention stays at 16 bits.
+        (gpt-oss in MXFP4, Kimi in INT4, DeepSeek in NVFP4): attention stays at 16 bits, unless
+        the checkpoint says otherwise.
         """
-        return "bf16" if self.experts and weight_dtype(dtype).bytes < 1 else dtype
+        if self.experts is None:
+            return dtype
+        return self._beside(dtype) or ("bf16" if weight_dtype(dtype).bytes < 1 else dtype)
+
+    def mixing_dtype(self, dtype: str) -> str:
+        """The format of attention and recurrences where the experts, or MLPs, have `dtype`."""
+        return self._beside(dtype) or self.dense_dtype(dtype)
+
+    def _beside(self, dtype: str) -> str:
+        return self.checkpoint_beside_dtype if dtype == self.checkpoint_dtype else ""
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of all weights.
@@ -307,6 +319,11 @@ class ModelSpec:
         width = weight_dtype(dtype).bytes
         if width >= SIXTEEN_BIT_BYTES:
             return round(parameters * width)
-        if self.dense_dtype(dtype) != dtype:
-            matrices = round(matrices * (self.routed_parameters / self.matrix_parameters))
-        return round((parameters - matrices) * SIXTEEN_BIT_BYTES + matrices * width)
+        aside, beside = 0, weight_dtype(self.mixing_dtype(dtype)).bytes
+        if beside != width:  # of all but the experts, or of what mixes tokens
+            aside = self._mixing_parameters
+            if self.experts is not None:
+                aside = self.matrix_parameters - self.routed_parameters
+        low = matrices - round(matrices * (aside / self.matrix_parameters))
+        rest = matrices - low
+        return round((parameters - matrices) * SIXTEEN_BIT_BYTES + low * width + rest * beside)

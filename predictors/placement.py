@@ -41,8 +41,8 @@ class Placement:
     What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
-    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` `auto` becomes the
-    format of the model's checkpoint.
+    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` and `kv_dtype`
+    `auto` become the formats of the model's checkpoint.
 
     Experts are held whole by `ep` groups of GPUs, each sharing them out to its `dp * tp / ep`
     GPUs. `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
@@ -56,7 +56,7 @@ class Placement:
     tp: int = 1
     pp: int = 1
     weight_dtype: str = AUTO
-    kv_dtype: str = "bf16"
+    kv_dtype: str = AUTO
     memory_share: float = 0.9
     block_size: int = 16
     host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES  # for swapped KV, per GPU
@@ -77,6 +77,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
+        object.__setattr__(self, "kv_dtype", self.model.kv_dtype_of(self.kv_dtype))
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
         for name, low in _LEAST.items():
@@ -379,7 +380,7 @@ def smallest_tp(
     gpu: GpuSpec,
     pp: int = 1,
     weight_dtype: str = AUTO,
-    kv_dtype: str = "bf16",
+    kv_dtype: str = AUTO,
     memory_share: float = 0.9,
     dp: int = 1,
 ) -> int:

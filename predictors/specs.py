@@ -415,6 +415,7 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         image_encoder_parameters=int(reader.number("image_encoder_parameters", 0)),
         checkpoint_dtype=weight_dtype(reader.text("checkpoint_dtype", "bf16")).name,
         checkpoint_kv_dtype=kv_dtype(reader.text("checkpoint_kv_dtype", "bf16")).name,
+        checkpoint_beside_dtype=reader.text("checkpoint_beside_dtype", ""),
         mixers_alone=reader.size("mixers_alone"),
         mlps_alone=reader.size("mlps_alone"),
     )

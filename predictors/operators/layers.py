@@ -162,7 +162,7 @@ def operators(placement: Placement) -> Operators:
     spec, tp = placement.model, placement.tp
     layers, hidden, width = spec.layers, spec.hidden, SIXTEEN_BIT_BYTES
     traits, experts = spec.traits, spec.experts
-    dtype = spec.dense_dtype(placement.weight_dtype)
+    dtype = spec.mixing_dtype(placement.weight_dtype)
     heads, kv_heads = spec.heads // tp, placement.kv_heads_per_gpu
     query, kv = heads * spec.head_dim, kv_heads * spec.head_dim
     small = [
@@ -201,6 +201,7 @@ def operators(placement: Placement) -> Operators:
     reduces = [AllReduce(hidden * width, mixing + spec.mlp_layers)]
     if traits.qk_norm_over_heads:  # sums of squares of queries and keys, 32 bits each
         reduces.append(AllReduce(8.0, attending))
+    dtype = spec.dense_dtype(placement.weight_dtype)
     expert_layers = spec.expert_layers
     dense_layers = spec.mlp_layers - expert_layers
     mlps = [("", spec.intermediate, dense_layers)]

@@ -285,6 +285,14 @@ def test_layers_without_experts_are_counted_wherever_they_are(tmp_path, changed,
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "int4"),
         (
+            {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
+            "fp8",
+        ),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp4"}]}},
+            "mxfp4",
+        ),
+        (
             {
                 "quant_method": "compressed-tensors",
                 "format": "pack-quantized",
@@ -308,12 +316,118 @@ def test_quantisation_beside_the_config_is_read(tmp_path):
     side = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
     side.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
     assert model(folder).checkpoint_dtype == "nvfp4"
-    side.write_text('{"quantization": {"quant_algo": "MIXED_PRECISION"}}')
+    side.write_text('{"quantization": {"quant_algo": "W3A3"}}')
     with pytest.raises(FileFormatError, match="quantised by 'modelopt'"):
         model(folder)
     side.write_text('{"producer": {}}')
     with pytest.raises(FileFormatError, match=r"object 'quantization'.*hf_quant_config\.json"):
         model(folder)
+
+
+SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv"),
+    [
+        ({"quant_method": "fp8"}, "bf16"),
+        ({"quant_method": "fp8", "kv_cache_scheme": None}, "bf16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": SCHEME}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+                "kv_cache_scheme": SCHEME,
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_kv_format_auto_is_the_one_that_the_checkpoint_has_scales_for(tmp_path, quantization, kv):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+    assert spec.checkpoint_kv_dtype == kv
+    assert Placement(spec, gpu("h200-141g")).kv_dtype == kv
+    assert Placement(spec, gpu("h200-141g"), kv_dtype="bf16").kv_dtype == "bf16"
+    settled = PlacementSpec(str(tmp_path / "qwen3-30b-a3b"), "h200-141g").settled
+    assert settled.kv_dtype == kv
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [{"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, {"kv_cache_quant_algo": "INT8"}],
+)
+def test_kv_formats_that_are_not_modelled_are_refused(tmp_path, scheme):
+    quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4"} | scheme
+    with pytest.raises(FileFormatError, match=r"KV of the format '(FP4|INT8)'"):
+        model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+
+
+def mixed(of_attention, of_experts, of_shared):
+    names = {
+        "model.layers.0.self_attn.q_proj": of_attention,
+        "model.layers.0.mlp.experts.7.up_proj": of_experts,
+        "model.layers.0.mlp.shared_expert.up_proj": of_shared,
+        "lm_head": of_experts,
+    }
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in names.items() if algorithm}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+    }
+
+
+def test_mixed_precision_keeps_a_format_for_experts_and_one_for_the_rest(tmp_path):
+    """Weights by hand: experts at 0.5625 bytes, the other matrices at 1, the rest at 2."""
+    quantization = mixed("FP8", "W4A16_NVFP4", "FP8")
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+    assert (spec.checkpoint_dtype, spec.checkpoint_beside_dtype) == ("nvfp4a16", "fp8")
+    others = spec.matrix_parameters - spec.routed_parameters
+    rest = spec.parameters - spec.matrix_parameters
+    by_hand = 0.5625 * spec.routed_parameters + others + 2 * rest
+    assert spec.weight_bytes("nvfp4a16") == pytest.approx(by_hand, abs=2)
+    listed = operators(Placement(spec, gpu("h200-141g")))
+    assert {gemm.dtype for gemm in listed.gemms if gemm.name in ("qkv_proj", "o_proj")} == {"fp8"}
+    assert listed.experts.dtype == "nvfp4a16"
+    assert spec.mixing_dtype("bf16") == "bf16"  # another format than the checkpoint's
+
+
+def test_mixed_precision_of_a_dense_model_is_of_mlps_and_attention(tmp_path):
+    groups = {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "float"},
+            "targets": ["re:.*self_attn.*"],
+        },
+        "group_1": {"weights": {"num_bits": 4, "type": "int"}, "targets": ["re:.*mlp.*"]},
+    }
+    quantization = {"quant_method": "compressed-tensors", "config_groups": groups}
+    dense = {"num_experts": 0, "quantization_config": quantization}
+    spec = model(config(tmp_path, "qwen3-30b-a3b", **dense))
+    assert (spec.checkpoint_dtype, spec.checkpoint_beside_dtype) == ("int4", "fp8")
+    attention = 48 * 2048 * (2 * 32 * 128 + 2 * 4 * 128)
+    mlps = spec.matrix_parameters - attention
+    rest = spec.parameters - spec.matrix_parameters
+    by_hand = (0.5 + 20 / 8 / 128) * mlps + attention + 2 * rest
+    assert spec.weight_bytes("int4") == pytest.approx(by_hand, abs=2)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        mixed("FP8", "W3A3", "FP8"),
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 8, "type": "int"}, "targets": ["Linear"]},
+                "group_1": {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Conv"]},
+            },
+        },
+    ],
+)
+def test_formats_that_cannot_be_told_apart_are_refused(tmp_path, quantization):
+    with pytest.raises(FileFormatError, match="weights in several formats"):
+        model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
 
 
 @pytest.mark.parametrize(
