@@ -317,10 +317,15 @@ class Placement:
                 f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
                 "or be a multiple of them, as vLLM and SGLang demand"
             )
-        if model.linear is not None and model.linear.key_heads % self.tp:
+        linear = model.linear
+        if linear is None or linear.kind == "convolution":
+            return
+        copied = linear.kind == "mamba2" and linear.key_heads == 1  # to all GPUs, as vLLM does
+        heads = linear.value_heads if copied else linear.key_heads
+        if heads % self.tp:
             raise SloBenchError(
-                f"{model.name} has {model.linear.key_heads} key heads of linear attention, not "
-                f"divisible by tp {self.tp}"
+                f"{model.name} has {heads} key heads of linear attention, not divisible by tp "
+                f"{self.tp}"
             )
 
     @property

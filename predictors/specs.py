@@ -19,7 +19,7 @@ from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
 from .config_fields import Fields
 from .dtypes import kv_dtype, weight_dtype
-from .families import FAMILIES
+from .families import FAMILIES, Traits
 from .model_config import read_model
 from .model_parts import (
     Experts,
@@ -132,7 +132,9 @@ POWER_EXPONENT = 1 / 3
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
-Part = TypeVar("Part", Experts, LatentAttention, LinearAttention, SlidingWindow, SparseAttention)
+Part = TypeVar(
+    "Part", Experts, LatentAttention, LinearAttention, SlidingWindow, SparseAttention, Traits
+)
 _BY_FIGURES = "as its name says"  # origin of a link that is named by its figures
 
 
@@ -418,6 +420,7 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         checkpoint_beside_dtype=reader.text("checkpoint_beside_dtype", ""),
         mixers_alone=reader.size("mixers_alone"),
         mlps_alone=reader.size("mlps_alone"),
+        own_traits=reader.part("traits", Traits),
     )
     reader.done()
     return spec

@@ -211,3 +211,12 @@ def test_no_more_requests_run_than_have_states():
     begins, ends = result.records.first_token_s, result.records.finish_s
     running = max(int(((begins <= at) & (ends > at)).sum()) for at in begins)
     assert running == 3
+
+
+def test_a_single_group_of_a_state_space_is_copied_to_all_gpus():
+    """As vLLM does, which splits several groups evenly or not at all."""
+    granite = replace(put(4).placement, model=model("granite-4.0-h-small"))
+    granite.check_tp()
+    falcon = replace(put(4).placement, model=model("falcon-h1-34b"))
+    with pytest.raises(SloBenchError, match="2 key heads of linear attention, not divisible by"):
+        falcon.check_tp()
