@@ -54,6 +54,16 @@ def kv_bytes_by_kind(spec: ModelSpec, dtype: str) -> dict[str, int]:
     return byte_counts
 
 
+def prefix_block_tokens(spec: ModelSpec, dtype: str) -> int | None:
+    """Tokens of a block of vLLM's prefix cache where layers keep a state: as many as take what one
+    layer's state takes, in multiples of 16; None: blocks are as small as in other models.
+    """
+    if not spec.state_bytes or spec.linear is None:
+        return None
+    each = spec.layer_kv_elements * kv_dtype(dtype).bytes
+    return 16 * -(-spec.linear.state_bytes // round(16 * each))
+
+
 def model_facts(spec: ModelSpec, kv: str) -> dict[str, Any]:
     """The model as it was read, with KV of the format `kv`."""
     return {
@@ -78,6 +88,7 @@ def model_facts(spec: ModelSpec, kv: str) -> dict[str, Any]:
         "kv_bytes_per_token": sum(kv_bytes_by_kind(spec, kv).values()),
         "kv_bytes_per_token_by_kind": kv_bytes_by_kind(spec, kv),
         "state_bytes_per_sequence": spec.state_bytes,
+        "prefix_block_tokens": prefix_block_tokens(spec, kv),
     }
 
 

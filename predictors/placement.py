@@ -223,8 +223,8 @@ class Placement:
         """
         if not self.model.state_bytes:
             return self.sampled_sequences * self.dp
-        taken = self.weight_bytes_per_gpu + self.memory_parts.total + self.beside_bytes
-        room = max(0, self.usable_bytes_per_gpu - taken)
+        occupied_bytes = self.weight_bytes_per_gpu + self.memory_parts.total
+        room = max(0, self.usable_bytes_per_gpu - occupied_bytes - self.beside_bytes)
         return min(self.sampled_sequences, int(room / 2 / self._held_bytes)) * self.dp
 
     @cached_property

@@ -32,6 +32,7 @@ def print_model(facts: Mapping[str, Any]) -> None:
         ("checkpoint", f"weights {facts['checkpoint_dtype']}, KV {facts['checkpoint_kv_dtype']}"),
         (f"KV a token ({facts['kv_dtype']})", kv if by_kind else "none"),
         ("state a sequence", _states(facts["state_bytes_per_sequence"])),
+        ("prefix blocks", _blocks(facts["prefix_block_tokens"])),
         ("origin", str(facts["origin"])),
     ]
     print_result(_table(rows))
@@ -75,6 +76,10 @@ def _billions(parameters: int) -> str:
 
 def _states(state_bytes: int) -> str | None:
     return f"{state_bytes:,} bytes" if state_bytes else None
+
+
+def _blocks(tokens: int | None) -> str | None:
+    return f"{tokens:,} tokens in vLLM (--block-size)" if tokens else None
 
 
 def _gib(count: float) -> str:

@@ -197,8 +197,7 @@ def test_state_slots_take_at_most_half_of_the_room():
     """Where 256 states would not leave room for KV, fewer sequences run at once."""
     wide = replace(SPEC, linear=replace(SPEC.linear, value_dim=128 * 16))
     place = replace(put(4).placement, model=wide)
-    taken = place.weight_bytes_per_gpu + place.memory_parts.total
-    room = place.usable_bytes_per_gpu - taken
+    room = place.usable_bytes_per_gpu - place.weight_bytes_per_gpu - place.memory_parts.total
     assert place.state_slots == int(room / 2 / (wide.state_bytes / 4)) < 256
     assert place.kv_tokens > 0
     assert put(4).placement.state_slots == 256
@@ -209,7 +208,7 @@ def test_no_more_requests_run_than_have_states():
     load = Workload(np.zeros(12), np.full(12, 100), np.full(12, 50))
     result = simulate(load, system("vllm"), place, put(4).step_time.model)
     begins, ends = result.records.first_token_s, result.records.finish_s
-    running = max(int(((begins <= at) & (ends > at)).sum()) for at in begins)
+    running = max(int(((begins <= now_s) & (ends > now_s)).sum()) for now_s in begins)
     assert running == 3
 
 
