@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,25 @@ _MODELOPT = {
     **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"), "int4"),
     **dict.fromkeys(("W8A8_SQ_PER_CHANNEL", "W8A16"), "int8"),
     "MXFP8": "fp8",
+    "W4A16_NVFP4": "nvfp4a16",
 }
+_QUARK = {"fp8_e4m3": "fp8", "int8": "int8", "int4": "int4", "uint4": "int4", "fp4": "mxfp4"}
 _OF_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
+_KNOWN = "fp8, fbgemm_fp8, mxfp4, awq, gptq, bitsandbytes, compressed-tensors, modelopt, quark"
+# Names of what mixes tokens: attention, recurrences, and Nemotron-H's projections of both.
+_MIXING = re.compile(r"attn|attention|mixer\\?\.(in|out|q|k|v|o|qkv)_proj")
+_ASIDE = re.compile(r"head|embed|mtp")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFormats:
+    """Formats of the weights and of KV, and, where it is another one, that `beside`: of all but the
+    routed experts, or where there are none of what mixes tokens ("": none is named).
+    """
+
+    weights: str = "bf16"
+    beside: str = ""
+    kv: str = "bf16"
 
 
 def side_file(file: Path) -> dict[str, Any]:
@@ -38,33 +57,99 @@ def side_file(file: Path) -> dict[str, Any]:
         ) from None
 
 
-def checkpoint_dtype(config: Fields) -> str:
-    """The weight format that `quantization_config` describes; 16 bits without one."""
-    quantization = config.fields.get("quantization_config")
+def checkpoint_formats(config: Fields) -> CheckpointFormats:
+    """The formats that `quantization_config` describes; 16 bits without one.
+
+    Raises:
+        FileFormatError: one is not modelled, or parts have formats of their own.
+    """
+    quantization = config.get("quantization_config")
     if not quantization:
-        return "bf16"
+        return CheckpointFormats()
     if not isinstance(quantization, dict):
         raise config.fail(
             f"field 'quantization_config' must be an object but is {quantization!r:.60}"
         )
     method = str(quantization.get("quant_method"))
-    groups = quantization.get("config_groups")
-    if isinstance(groups, dict) and groups:  # compressed-tensors, and ModelOpt's newer form
-        kinds = {_group_dtype(str(quantization.get("format")), group) for group in groups.values()}
-    elif method in ("awq", "gptq"):
-        kinds = {_INTEGERS.get(str(quantization.get("bits")))}
-    elif method == "modelopt":
-        kinds = {_MODELOPT.get(str(quantization.get("quant_algo")))}
-    else:
-        kinds = {_OF_METHOD.get(method) or _of_flags(method, quantization)}
-    dtype = kinds.pop()
-    if kinds or dtype is None:
+    parts = _named_parts(quantization)
+    mixing = {dtype for name, dtype in parts if _MIXING.search(name) and not _ASIDE.search(name)}
+    others = [(n, d) for n, d in parts if not _MIXING.search(n) and not _ASIDE.search(n)]
+    routed = {dtype for name, dtype in others if re.search(r"experts(\.|$)", name)}
+    routed = routed if len(routed) == 1 else {dtype for _, dtype in others}
+    if len({dtype for _, dtype in parts}) > 1:
+        if len(routed) != 1 or len(mixing) > 1 or None in routed | mixing:
+            formats = sorted({str(dtype) for _, dtype in parts})
+            raise config.fail(
+                f"weights in several formats ({', '.join(formats)}; field 'quantization_config') "
+                "are modelled only as one of routed experts or MLPs and one of the rest"
+            )
+        return CheckpointFormats(
+            str(routed.pop()), str(mixing.pop()) if mixing else "bf16", _kv(config, quantization)
+        )
+    dtype = parts[0][1] if parts else _whole(method, quantization)
+    if dtype is None:
         raise config.fail(
             f"weights quantised by {method!r} like this (field 'quantization_config') are not "
-            "modelled yet; known: fp8, fbgemm_fp8, mxfp4, awq, gptq, bitsandbytes, "
-            "compressed-tensors, modelopt"
+            f"modelled yet; known: {_KNOWN}"
         )
-    return dtype
+    return CheckpointFormats(dtype, "", _kv(config, quantization))
+
+
+def _named_parts(quantization: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Names of modules, or patterns, with their formats, where the file lists them."""
+    groups = quantization.get("config_groups")
+    layers = quantization.get("quantized_layers")
+    if isinstance(layers, dict) and layers:  # ModelOpt's mixed precision
+        return [
+            (
+                str(name),
+                _MODELOPT.get(str(layer.get("quant_algo"))) if isinstance(layer, dict) else None,
+            )
+            for name, layer in layers.items()
+        ]
+    if not isinstance(groups, dict):
+        return []
+    parts = []
+    for group in groups.values():  # compressed-tensors, and ModelOpt's newer form
+        form = (
+            str(group.get("format") or quantization.get("format"))
+            if isinstance(group, dict)
+            else ""
+        )
+        targets = group.get("targets") if isinstance(group, dict) else None
+        dtype = _group_dtype(form, group)
+        parts += [(str(name), dtype) for name in (targets if isinstance(targets, list) else [""])]
+    return parts
+
+
+def _whole(method: str, quantization: Mapping[str, Any]) -> str | None:
+    """The format of a checkpoint that has one; None: not known."""
+    if method in ("awq", "gptq"):
+        return _INTEGERS.get(str(quantization.get("bits")))
+    if method.startswith("modelopt"):
+        return _MODELOPT.get(str(quantization.get("quant_algo")))
+    if method == "quark":
+        weight = (quantization.get("global_quant_config") or {}).get("weight")
+        weight = weight[0] if isinstance(weight, list) and weight else weight
+        return _QUARK.get(str(weight.get("dtype"))) if isinstance(weight, dict) else None
+    return _OF_METHOD.get(method) or _of_flags(method, quantization)
+
+
+def _kv(config: Fields, quantization: Mapping[str, Any]) -> str:
+    """The format of KV that the checkpoint has scales for, which vLLM 0.27 and 0.32 and SGLang
+    0.5.23 take where the option says `auto`; quark's is taken only when it is asked for.
+    """
+    scheme = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
+    if scheme is None:
+        return "bf16"
+    if isinstance(scheme, dict):
+        scheme = f"{scheme.get('type')}{scheme.get('num_bits')}".replace("float", "FP")
+    if str(scheme).upper() == "FP8":
+        return "fp8"
+    raise config.fail(
+        f"KV of the format {scheme!r:.40} (field 'kv_cache_scheme' or 'kv_cache_quant_algo') is "
+        "not modelled yet; known: FP8"
+    )
 
 
 def _of_flags(method: str, quantization: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ class Fields:
         self.path = path
         self.fields = fields
         self.entry = entry
+        self.read: set[str] = set()
 
     def fail(self, problem: str) -> FileFormatError:
         return FileFormatError(
@@ -23,6 +24,8 @@ class Fields:
         )
 
     def get(self, name: str) -> Any:
+        """The value of a field, which counts as read; None: it is not there."""
+        self.read.add(name)
         return self.fields.get(name)
 
     def count(self, *names: str, default: int | None = None) -> int:
@@ -45,7 +48,7 @@ class Fields:
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name)
-        if value is None and name not in self.fields:
+        if name not in self.fields:
             return default
         if not isinstance(value, bool):
             raise self.fail(f"field {name!r} must be true or false but is {value!r}")

@@ -20,8 +20,9 @@ class Dtype:
 
 
 # INT4 is group-quantised (AWQ, GPTQ with groups of 128): a 16-bit scale and a 4-bit zero point
-# add 20 bits to 128 weights. INT8, INT4 and MXFP4 (8-bit scales of 32 weights) are storage here:
-# kernels expand them to 16 bits. NVFP4 (8-bit scales of 16 weights) is multiplied at 4 bits.
+# add 20 bits to 128 weights. INT8, INT4, MXFP4 (8-bit scales of 32 weights) and W4A16 NVFP4 are
+# storage here: kernels expand them to 16 bits. NVFP4 (8-bit scales of 16 weights) is multiplied at
+# 4 bits.
 WEIGHT_DTYPES = {
     dtype.name: dtype
     for dtype in (
@@ -33,6 +34,7 @@ WEIGHT_DTYPES = {
         Dtype("int4", 0.5 + 20 / 8 / 128, 16),
         Dtype("mxfp4", 0.5 + 1 / 32, 16),
         Dtype("nvfp4", 0.5 + 1 / 16, 4),
+        Dtype("nvfp4a16", 0.5 + 1 / 16, 16),
     )
 }
 KV_DTYPES = {name: WEIGHT_DTYPES[name] for name in ("fp32", "bf16", "fp16", "fp8")}

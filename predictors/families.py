@@ -1,5 +1,6 @@
 """Model families, each declared once: what the reader of `config.json`, the torch engine, random
-models and launchers must know of one. A new family is one more entry of `FAMILIES`.
+models and launchers must know of one and files do not say. Decoders of no family are read by the
+parts that their fields name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIELDS: Names = {
     "hidden": ("hidden_size",),
     "heads": ("num_attention_heads",),
     "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
+    "head_dim": ("head_dim", "attention_head_dim"),
     "intermediate": ("intermediate_size",),
     "vocab": ("vocab_size",),
     "context_tokens": ("max_position_embeddings",),
@@ -26,7 +27,10 @@ FIELDS: Names = {
     "eps": ("rms_norm_eps",),
     "activation": ("hidden_act",),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
+    "experts_per_token": (
+        *("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
+        *("moe_k", "moe_topk", "moe_top_k", "top_k_experts"),
+    ),
 }
 
 
@@ -85,8 +89,6 @@ class ModelType:
 
     name: str
     marker: str = ""  # a field that tells this type from one of the same name
-    experts: bool = False
-    reads: tuple[str, ...] = ()  # fields that are modelled here and refused elsewhere
     fields: Names = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of transformers, for absent fields
     in_torch: bool = False  # the torch engine runs it
@@ -134,7 +136,7 @@ class Architecture:
         return {**FIELDS, **self.family.fields, **self.type.fields}[size]
 
 
-_LINEAR = ("linear_num_value_heads", "full_attention_interval", "layer_group_size")
+BY_PARTS = "transformer"  # decoders of no family, whose traits are read too
 _GLM_FIELDS: Names = {
     "layers": ("num_hidden_layers", "num_layers"),
     "head_dim": ("head_dim", "kv_channels"),
@@ -179,14 +181,13 @@ _ENCODER = Family(
 )
 
 _FAMILIES = (
+    Family(BY_PARTS, ()),
     Family(
         "llama",
         (
             ModelType("llama", in_torch=True, architecture="LlamaForCausalLM"),
             ModelType(
                 "llama4_text",
-                experts=True,
-                reads=("interleave_moe_layer_step", "attention_chunk_size"),
                 # `intermediate_size` is that of the experts.
                 fields={"intermediate": ("intermediate_size_mlp", "intermediate_size")},
                 defaults={"no_rope_layer_interval": 4, "interleave_moe_layer_step": 1},
@@ -203,7 +204,7 @@ _FAMILIES = (
                 architecture="MistralForCausalLM",
                 random={"sliding_window": None},
             ),
-            ModelType("mixtral", experts=True),
+            ModelType("mixtral"),
         ),
         modules=Modules(),
         slides=True,
@@ -234,7 +235,9 @@ _FAMILIES = (
                 architecture="Qwen2ForCausalLM",
                 random={"use_sliding_window": False},
             ),
-            ModelType("qwen2_moe", experts=True),
+            ModelType("qwen2_moe"),
+            ModelType("qwen2_vl"),
+            ModelType("qwen2_5_vl"),
         ),
         Traits(biases="qkv"),
         modules=Modules(),
@@ -249,7 +252,9 @@ _FAMILIES = (
                 random={"use_sliding_window": False, "attention_bias": False},
                 random_head_dim=True,
             ),
-            ModelType("qwen3_moe", experts=True),
+            ModelType("qwen3_moe"),
+            ModelType("qwen3_vl_text"),
+            ModelType("qwen3_vl_moe_text"),
         ),
         Traits(qk_norm=True),
         modules=Modules(),
@@ -257,21 +262,21 @@ _FAMILIES = (
     Family(
         "qwen3-next",
         (
-            ModelType("qwen3_next", experts=True, reads=_LINEAR),
-            ModelType("qwen3_5_text", reads=_LINEAR),
-            ModelType("qwen3_5_moe_text", experts=True, reads=_LINEAR),
+            ModelType("qwen3_next"),
+            ModelType("qwen3_5_text"),
+            ModelType("qwen3_5_moe_text"),
         ),
         Traits(qk_norm=True, output_gate=True),
     ),
-    Family("gpt-oss", (ModelType("gpt_oss", experts=True),), Traits(biases="all", sinks=True)),
+    Family("gpt-oss", (ModelType("gpt_oss"),), Traits(biases="all", sinks=True)),
     Family(
         "deepseek",
         (
-            ModelType("deepseek_v2", experts=True),
-            ModelType("deepseek_v3", experts=True),
-            ModelType("kimi_k2", experts=True),
-            ModelType("deepseek_v32", experts=True, reads=("index_topk",)),
-            ModelType("glm_moe_dsa", experts=True, reads=("index_topk",)),
+            ModelType("deepseek_v2"),
+            ModelType("deepseek_v3"),
+            ModelType("kimi_k2"),
+            ModelType("deepseek_v32"),
+            ModelType("glm_moe_dsa"),
         ),
     ),
     Family(
@@ -295,8 +300,27 @@ _FAMILIES = (
         tied=True,
     ),
     Family(
+        "gemma2",
+        (
+            ModelType("gemma"),
+            ModelType("gemma2", defaults={"sliding_window": 4096, "sliding_window_pattern": 2}),
+        ),
+        Traits(norms_per_layer=4),
+        tied=True,
+    ),
+    Family(
+        "olmo",
+        (ModelType("olmo2"), ModelType("olmo3")),
+        Traits(qk_norm=True, qk_norm_over_heads=True),
+    ),
+    Family(
+        "phi",  # an MLP without a gate, which the name of its activation does not say
+        (ModelType("phi"), ModelType("gpt_neox"), ModelType("starcoder2")),
+        Traits(gated_mlp=False, biases="all", norm_bias=True),
+    ),
+    Family(
         "minimax",
-        (ModelType("minimax_m2", experts=True),),
+        (ModelType("minimax_m2"),),
         Traits(qk_norm=True, qk_norm_over_heads=True),
     ),
     Family(

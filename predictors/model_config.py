@@ -1,4 +1,7 @@
-"""A model's shape from its Hugging Face `config.json`; refuses what is not modelled, by name."""
+"""A model's shape from its Hugging Face `config.json`; refuses what is not modelled, by name.
+
+Models are read by the parts that their fields name. `families` adds what files leave unsaid.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,14 @@ from typing import Any
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
 from ..workloads.parsing import number, parse_json
-from .checkpoint_format import checkpoint_dtype, side_file
+from .checkpoint_format import checkpoint_formats, side_file
+from .config_experts import experts_of
 from .config_fields import Fields
-from .families import FIELDS, Architecture, Family, ModelType, architecture_of, architectures
-from .model_spec import (
-    Experts,
-    LatentAttention,
-    LinearAttention,
-    ModelSpec,
-    SlidingWindow,
-    SparseAttention,
-)
+from .config_layers import Layout, layout_of, linear_of, window_of
+from .families import BY_PARTS, FIELDS, Architecture, Family, ModelType, Traits, architecture_of
+from .image_encoder import image_encoder_parameters
+from .model_parts import LatentAttention, SparseAttention
+from .model_spec import ModelSpec
 
 _SPECULATIVE = (
     "num_lookahead_tokens",
@@ -33,40 +33,57 @@ _SPECULATIVE = (
     "speculators_config",
     "speculators_model_type",
 )
+_SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
 _OTHER = {
-    "index_topk": "sparse attention",
-    "index_topk_pattern": "indices shared between layers",
-    "sparse_attention_config": "sparse attention",
+    "compress_ratios": "attention to compressed tokens",
+    "sparse_attention_config": "attention to chosen blocks",
     "dual_chunk_attention_config": "chunked attention",
-    "hybrid_override_pattern": "state-space layers",
     "num_kv_shared_layers": "KV shared between layers",
     "is_encoder_decoder": "an encoder beside the decoder",
     "audio_config": "an audio encoder",
-    "linear_num_value_heads": "linear attention",
-    "full_attention_interval": "linear attention",
-    "interleave_moe_layer_step": "experts in some layers only",
-    "attention_chunk_size": "chunked attention",
-    "use_bidirectional_attention": "attention to later tokens",
-    "vision_config": "an image encoder without a language model of its own (field 'text_config')",
-    "layer_group_size": "linear attention",
+    "layer_group_size": "linear attention in groups of layers",
     "ssm_cfg": "state-space layers",
-    "mamba_d_state": "state-space layers",
+    "block_configs": "layers that differ in width",
+    "hidden_size_per_layer_input": "embeddings for each layer",
+    "use_double_wide_mlp": "layers that differ in width",
+    "num_global_key_value_heads": "layers whose KV heads differ",
+    "global_head_dim": "layers whose heads differ",
+    "swa_num_key_value_heads": "layers whose KV heads differ",
+    "attn_res_block_size": "residuals that attend to earlier layers",
+    "hc_mult": "several residual streams",
+    "zero_expert_num": "experts that compute nothing",
+    "type_vocab_size": "token types, as of an encoder,",
 }
-# Fields whose names say that they shape a layer, and of these the ones that are read beside the
-# sizes, or that leave sizes and times as they are.
+# Fields whose names say that they shape a layer, and of these the ones that are read only where
+# others say so, or that leave sizes and times as they are.
 _PARTS = re.compile(
     r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
 )
 _HARMLESS = re.compile(
-    r"_?sliding_window_pattern|query_pre_attn_scalar|moe_layers|attn_(scale|temperature_tuning)|"
-    r"interleave_moe_layer_step|attention_chunk_size|multi_query_attention|(use_)?sliding_window|"
-    r"max_window_layers|attn_type_list|n_shared_experts|(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
-    r"decoder_sparse_step|(moe_)?router_.*|.*dropout(_prob)?|.*bias|_?attn_implementation.*|"
-    r"linear_conv_kernel_dim|full_attention_interval|attn_output_gate|mamba_ssm_dtype|"
-    r"attention_softmax_in_fp32|use_(flash|logn)_attn|layernorm_full_attention_.*"
+    r"query_pre_attn_scalar|attn_(scale|temperature_tuning)|num_attention_heads|"
+    r"attention_(chunk_size|multiplier|value_scale|out_.*|qk_.*)|multi_query_attention|"
+    r"_?(use_)?sliding_window.*|max_window_layers|.*rope.*|(moe_)?router_.*|.*dropout(_prob)?|.*bias|"
+    r"_?attn_implementation.*|attention_softmax_in_fp32|use_(flash|logn)_attn|"
+    r"layernorm_(full|linear)_attention_.*|mlp_only_layers|moe_(intermediate_size|layer_freq|"
+    r"latent_size)|n_shared_experts|(moe_)?shared_expert.*|num_experts_per_tok.*|moe_.*_overlap|"
+    r"(mtp|dspark)_.*|moe_(renormalize|gate|grouped|group|capacity|use_aux|score|norm|act|router|"
+    r"orthogonal|multimodal|every|aux|dropout|z_).*|num_expert_group|latent_moe_use_norm|"
+    r"use_(mamba_kernels|conv_bias|cross_layer_.*)|mamba_(chunk_size|hidden_act|proj_bias|"
+    r"norm_before_gate|rms_norm|use_mlp|expand|ssm_.*|dt_.*|step_.*)|ssm_(multipliers|in_.*|out_.*)|"
+    r"conv_(kernel|use_xavier_init)|expert_(layer_.*|capacity|parallel.*)|enable_moe_.*|"
+    r"add_(swa|full)_attention_sink_bias|use_moe_router_bias|"
+    r"linear_conv_kernel_dim|interleave_moe_layer_step|decoder_sparse_step|full_attention_interval|attention_output_gate|num_moe_.*|"
+    r"sliding_attention.*|window_attn_skip_freq|expert_dtype|attn_qkv_pack|ffn_expert.*|conv_dim_.*"
 )
-_SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
 _STRETCHED = ("yarn", "deepseek_yarn", "linear", "dynamic")  # rotary positions, by a factor
+_BIASED = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias")
+_NORMED = ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm")
+_OUTPUT_GATES = ("attn_output_gate", "mla_use_output_gate", "use_output_gate")
+_ACTIVATIONS = ("hidden_act", "mlp_hidden_act", "hidden_activation", "activation_function")
+_GATED = re.compile(r"si?lu|swish|swi?glu.*|geglu|situ")
+_PLAIN = re.compile(r"relu2?|relu_?squared|xielu")
+_DECODERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVisionText2Text")
+_TEXTS = ("text_config", "llm_config", "language_config")
 
 
 class _Config(Fields):
@@ -75,7 +92,7 @@ class _Config(Fields):
     def __init__(self, path: Path | str, fields: Mapping[str, Any]) -> None:
         architecture = architecture_of(fields)
         super().__init__(path, {**(architecture.type.defaults if architecture else {}), **fields})
-        self.architecture = architecture or Architecture(ModelType(""), Family("", ()))
+        self.architecture = architecture or Architecture(ModelType(""), Family(BY_PARTS, ()))
         self.type, self.family = self.architecture.type, self.architecture.family
 
     def named(self, size: str, default: int | None = None) -> int:
@@ -116,88 +133,78 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     whole = Fields(path, fields)
     config = _language_model(whole)
     _refuse_unmodelled(config)
-    _refuse_other_types(config)
+    layout = layout_of(config, config.named("layers", default=0) or None)
     heads, hidden = config.named("heads"), config.named("hidden")
     head_dim = config.named("head_dim", default=max(1, hidden // heads))
-    layers = config.named("layers")
     context_tokens = _context_tokens(config)
     latent = _latent(config)
     kv_heads = 1 if latent else _kv_heads(config, heads)
+    names = config.architecture.names
+    experts = experts_of(config, layout, names("experts"), names("experts_per_token"))
+    traits = None if config.type.name else _traits(config, layout)
+    mlps_alone = layout.of("none")
+    formats = checkpoint_formats(config)
     spec = ModelSpec(
         name=name,
         family=config.family.name,
-        layers=layers,
+        layers=layout.count,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=latent.kv_rank + latent.rope_dim if latent else head_dim,
-        intermediate=_intermediate(config),
+        intermediate=_intermediate(config, has_experts=experts is not None),
         vocab=config.named("vocab"),
         context_tokens=context_tokens,
         tied_embeddings=_tied(config),
         origin=str(path),
-        experts=_experts(config, layers),
+        experts=experts,
         latent=latent,
-        sparse=_sparse(config),
-        window=_window(config, layers, context_tokens),
-        linear=_linear(config, layers),
-        image_encoder_parameters=_image_encoder_parameters(whole, hidden),
-        checkpoint_dtype=checkpoint_dtype(config),
+        sparse=_sparse(config, layout.count),
+        window=window_of(config, layout, context_tokens),
+        linear=linear_of(config, layout, heads, head_dim),
+        image_encoder_parameters=image_encoder_parameters(whole, hidden),
+        checkpoint_dtype=formats.weights,
+        checkpoint_beside_dtype=formats.beside,
+        checkpoint_kv_dtype=formats.kv,
+        mixers_alone=layout.count - mlps_alone if layout.parts_alone else 0,
+        mlps_alone=mlps_alone,
+        own_traits=traits,
     )
     if heads % spec.kv_heads:
         raise config.fail(
             f"num_attention_heads {heads} must be a multiple of the {spec.kv_heads} KV heads"
         )
+    if not spec.attention_layers:
+        raise config.fail("a model without attention (fields of its layers) is not modelled yet")
+    _refuse_unread(config)
     return spec
 
 
 def _language_model(whole: Fields) -> _Config:
     """The language model of a file: its `text_config` where it has one, and what holds for all."""
-    text = whole.fields.get("text_config")
-    if text is None:
-        language = dict(whole.fields)
-    elif isinstance(text, dict):
-        around = {name: value for name, value in whole.fields.items() if name != "text_config"}
-        _refuse_unmodelled(_Config(whole.path, around | {"vision_config": None}))
-        shared = ("quantization_config", "tie_word_embeddings")
-        language = {name: around[name] for name in shared if name in around} | text
+    nested = next((name for name in _TEXTS if whole.fields.get(name) is not None), None)
+    if nested is None:
+        around, language = {}, dict(whole.fields)
     else:
-        raise whole.fail(f"field 'text_config' must be an object but is {text!r:.60}")
-    return _Config(whole.path, language)
+        text = whole.fields[nested]
+        if not isinstance(text, dict):
+            raise whole.fail(f"field {nested!r} must be an object but is {text!r:.60}")
+        around = {name: value for name, value in whole.fields.items() if name not in _TEXTS}
+        shared = ("quantization_config", "tie_word_embeddings", "architectures")
+        language = {name: around[name] for name in shared if name in around} | text
+    config = _Config(whole.path, language)
+    config.read.update(("vision_config", *(name for size in FIELDS for name in FIELDS[size])))
+    if around:
+        outside = _Config(whole.path, around | {"vision_config": None})
+        _refuse_features(outside)
+        _refuse_unread(outside)
+    return config
 
 
-def _image_encoder_parameters(whole: Fields, hidden: int) -> int:
-    """Parameters of the vision transformer beside a language model of width `hidden`: layers,
-    patches, and one matrix between the two (half a percent of such models lies in other parts).
-    """
-    vision = whole.fields.get("vision_config")
-    if not vision:
-        return 0
-    if not isinstance(vision, dict):
-        raise whole.fail(f"field 'vision_config' must be an object but is {vision!r:.60}")
-    config = Fields(whole.path, vision)
-    try:
-        width = config.count("hidden_size", "vt_hidden_size")
-        inner = config.count("intermediate_size", "vt_intermediate_size")
-        layers = config.count("num_hidden_layers", "depth", "vt_num_hidden_layers")
-    except FileFormatError as error:
-        raise whole.fail(f"an image encoder (field 'vision_config') of which {error}") from None
-    patch = config.count("num_channels", "in_channels", default=3) * config.size("patch_size") ** 2
-    return layers * (4 * width + 2 * inner) * width + width * (patch + hidden)
-
-
-def _refuse_unmodelled(config: _Config) -> None:
-    kind = str(config.fields.get("model_type", ""))
-    for name in config.architecture.names("experts"):
-        value = config.fields.get(name)
-        if isinstance(value, int) and value > 1 and not config.type.experts:
-            with_experts = sorted(a.type.name for a in architectures() if a.type.experts)
-            raise config.fail(
-                f"mixture of experts (field {name!r} is {value}) of model_type {kind!r} is not "
-                f"modelled yet; known: {', '.join(with_experts)}"
-            )
+def _refuse_features(config: _Config) -> None:
+    kind = str(config.get("model_type"))
     for name in _SPECULATIVE:
-        if config.fields.get(name):
+        if config.get(name):
             raise config.fail(
                 f"speculative decoding (field {name!r}) is not modelled yet; use the plain model"
             )
@@ -205,115 +212,90 @@ def _refuse_unmodelled(config: _Config) -> None:
         raise config.fail(
             f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
         )
+    encoder = config.family.traits.kind == "encoder"
     for name, feature in _OTHER.items():
-        if config.fields.get(name) and name not in config.type.reads:
-            raise config.fail(f"{feature} (field {name!r}) is not modelled yet")
-    if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
-        raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
-    sizes = {name for size in FIELDS for name in config.architecture.names(size)}
+        if config.get(name) and not (encoder and name == "type_vocab_size"):
+            raise config.fail(f"not modelled yet: {feature} (field {name!r})")
+    if config.get("use_bidirectional_attention") is True:  # "vision": inside an image alone
+        raise config.fail(
+            "attention to later tokens (field 'use_bidirectional_attention') is not modelled yet"
+        )
+
+
+def _refuse_unmodelled(config: _Config) -> None:
+    _refuse_features(config)
+    classes = config.get("architectures")
+    named = isinstance(classes, list) and classes and not config.type.name
+    if named and not any(str(name).endswith(_DECODERS) for name in classes):
+        raise config.fail(
+            f"field 'architectures' ({classes[0]!r}) names no decoder, and model_type "
+            f"{config.get('model_type')!r} is not known"
+        )
+    for name in config.architecture.names("embedding_width"):
+        width = config.get(name)
+        if width is not None and width != config.get("hidden_size"):
+            raise config.fail(
+                f"field {name!r} differs from hidden_size (as in opt-350m), not modelled yet"
+            )
+
+
+def _refuse_unread(config: _Config) -> None:
+    """Refuse a field that shapes layers by its name, and that nothing has read."""
     for name, value in config.fields.items():
-        if value and name not in sizes and _PARTS.search(name) and not _HARMLESS.fullmatch(name):
+        if not value or name in config.read or _HARMLESS.fullmatch(name):
+            continue
+        if _PARTS.search(name):
             raise config.fail(
                 f"field {name!r} ({value!r:.60}) is not known, and may change sizes or times; "
                 "remove it if it does not"
             )
 
 
-def _refuse_other_types(config: _Config) -> None:
-    if not config.type.name:
-        types = ", ".join(sorted({a.type.name for a in architectures()}))
-        kind = config.fields.get("model_type")
-        raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {types}")
-    for name in config.architecture.names("embedding_width"):
-        width = config.fields.get(name)
-        if width is not None and width != config.fields.get("hidden_size"):
-            raise config.fail(
-                f"field {name!r} differs from hidden_size (as in opt-350m), not modelled yet"
-            )
+def _traits(config: _Config, layout: Layout) -> Traits:
+    """What the fields say of a decoder of no family.
 
-
-def _experts(config: _Config, layers: int) -> Experts | None:
-    """The experts of a configuration whose model_type has some.
-
-    Multi-token prediction layers (`num_nextn_predict_layers`, `num_mtp_modules`) serve speculative
-    decoding alone; servers do not load them without it.
+    Raises:
+        FileFormatError: no field says whether its MLPs have a gate.
     """
-    if not config.type.experts:
-        return None
-    if (
-        config.fields.get("decoder_sparse_step", 1) != 1
-        or config.fields.get("moe_layer_freq", 1) != 1
-    ):
+    held = [config.get(name) for name in _ACTIVATIONS if isinstance(config.get(name), str)]
+    activation = str(held[0]).lower() if held else "silu"
+    gated = _GATED.fullmatch(activation) is not None
+    if not gated and not _PLAIN.fullmatch(activation):
         raise config.fail(
-            "experts in every n-th layer (field 'decoder_sparse_step' or 'moe_layer_freq') are not "
-            "modelled yet"
+            f"model_type {config.get('model_type')!r} is not known, and its activation "
+            f"{activation!r} does not say whether its MLPs have a gate"
         )
-    if "interleave_moe_layer_step" in config.type.reads:
-        return _llama4_experts(config, layers)
-    dense = config.size("first_k_dense_replace")
-    plain = config.fields.get("mlp_only_layers") or []
-    kinds = config.fields.get("mlp_layer_types")
-    if isinstance(kinds, list):
-        plain = [layer for layer, kind in enumerate(kinds[:layers]) if kind != "sparse"]
-    if plain != list(range(len(plain))):
-        raise config.fail(
-            f"layers without experts other than the first (field 'mlp_only_layers' is {plain!r}) "
-            "are not modelled yet"
-        )
-    intermediate = config.count("moe_intermediate_size", "intermediate_size")
-    experts = Experts(
-        routed=config.named("experts"),
-        per_token=config.named("experts_per_token"),
-        intermediate=intermediate,
-        shared_intermediate=config.size(
-            "shared_expert_intermediate_size", "shared_intermediate_size"
-        )
-        or config.size("n_shared_experts") * intermediate,
-        dense_layers=dense or len(plain),
+    return Traits(
+        gated_mlp=gated,
+        biases="qkv" if any(config.get(name) is True for name in _BIASED) else "none",
+        norms_per_layer=1 if layout.parts_alone else 2,
+        qk_norm=any(config.get(name) is True for name in _NORMED),
+        output_gate=any(config.get(name) is True for name in _OUTPUT_GATES),
     )
-    if experts.per_token > experts.routed or experts.dense_layers >= layers:
-        raise config.fail(
-            f"{experts.per_token} experts a token of {experts.routed}, and {experts.dense_layers} "
-            f"of {layers} layers without: there must be as many experts and a layer that has them"
-        )
-    return experts
 
 
-def _sparse(config: _Config) -> SparseAttention | None:
-    if "index_topk" not in config.type.reads:
+def _sparse(config: _Config, layers: int) -> SparseAttention | None:
+    """DeepSeek's indexer; with `layers` below all where some take the indices of an earlier one."""
+    if not config.get("index_topk"):
         return None
-    shared = config.size("index_topk_freq") > 1
-    kinds = config.fields.get("indexer_types") or []
-    if shared or not isinstance(kinds, list) or set(map(str, kinds)) - {"full"}:
-        raise config.fail(
-            "indices shared between layers (field 'index_topk_freq' or 'indexer_types') are not "
-            "modelled yet"
-        )
+    kinds = config.get("indexer_types")
+    pattern = config.get("index_topk_pattern")
+    every = config.size("index_topk_freq")
+    with_indexer = layers
+    if isinstance(kinds, list) and kinds:
+        with_indexer = kinds[:layers].count("full")
+    elif isinstance(pattern, str) and pattern:
+        with_indexer = layers - pattern[:layers].count("S")
+    elif every > 1:
+        first = config.size("index_skip_topk_offset") or 2
+        with_indexer = sum(max(layer - first + 1, 0) % every == 0 for layer in range(layers))
+    if not with_indexer:
+        raise config.fail("no layer has an indexer of sparse attention (field 'indexer_types')")
     return SparseAttention(
         tokens=config.count("index_topk"),
         heads=config.count("index_n_heads"),
         head_dim=config.count("index_head_dim"),
-    )
-
-
-def _llama4_experts(config: _Config, layers: int) -> Experts | None:
-    """Experts of the layers in `moe_layers`, else of every n-th; a shared one is as large."""
-    listed = config.fields.get("moe_layers")
-    if isinstance(listed, list):
-        with_experts = len(listed)
-    else:
-        with_experts = layers // config.count("interleave_moe_layer_step")
-    if with_experts > layers:
-        raise config.fail(f"field 'moe_layers' names {with_experts} of {layers} layers")
-    if not with_experts:
-        return None
-    intermediate = config.count("intermediate_size")
-    return Experts(
-        routed=config.count("num_local_experts"),
-        per_token=config.count("num_experts_per_tok"),
-        intermediate=intermediate,
-        shared_intermediate=intermediate,
-        dense_layers=layers - with_experts,
+        layers=0 if with_indexer == layers else with_indexer,
     )
 
 
@@ -329,82 +311,6 @@ def _latent(config: Fields) -> LatentAttention | None:
     )
 
 
-def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow | None:
-    """The layers that slide: those of `layer_types`, else all but every n-th, or all, where
-    `sliding_window` is set. Chunks of Llama 4 are taken as windows of their size, which is an upper
-    bound: a token sees those of its chunk alone, in the mean half of them.
-    """
-    kinds = _kinds_of_layers(config, layers)
-    tokens = config.size("sliding_window", "attention_chunk_size")
-    on = config.fields.get("use_sliding_window", True) and 0 < tokens < context_tokens
-    if kinds is None:  # of Qwen2 the first `max_window_layers` attend to all tokens
-        sliding = layers - config.size("max_window_layers")
-        return SlidingWindow(tokens, sliding) if on and sliding > 0 else None
-    if not isinstance(kinds, list) or len(kinds) < layers:
-        raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
-    modelled = {"full_attention", "sliding_attention", "chunked_attention"}
-    if "full_attention_interval" in config.type.reads:
-        modelled.add("linear_attention")
-    unknown = {str(kind) for kind in kinds} - modelled
-    if unknown:
-        raise config.fail(f"layers of {min(unknown)} (field 'layer_types') are not modelled yet")
-    sliding = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds[:layers])
-    if sliding and not tokens:
-        raise config.fail("field 'sliding_window' is missing, but layers slide ('layer_types')")
-    return SlidingWindow(tokens, sliding) if sliding and on else None
-
-
-def _kinds_of_layers(config: _Config, layers: int) -> Any:
-    """`layer_types`, or what older files say in its place; None: nothing."""
-    fields = config.fields
-    if fields.get("layer_types") is not None:
-        return fields["layer_types"]
-    if "attention_chunk_size" in config.type.reads:
-        rotary = fields.get("no_rope_layers")  # 1 for layers with rotary positions
-        if not rotary:
-            every = config.count("no_rope_layer_interval")
-            rotary = [(layer + 1) % every for layer in range(layers)]
-        if not isinstance(rotary, list):
-            raise config.fail(f"field 'no_rope_layers' must be a list but is {rotary!r:.60}")
-        return ["chunked_attention" if has_rotary else "full_attention" for has_rotary in rotary]
-    if config.size("sliding_window_pattern", "_sliding_window_pattern"):
-        every = config.count("sliding_window_pattern", "_sliding_window_pattern")
-        return [
-            "sliding_attention" if (layer + 1) % every else "full_attention"
-            for layer in range(layers)
-        ]
-    return None
-
-
-def _linear(config: _Config, layers: int) -> LinearAttention | None:
-    """The layers with linear attention: those of `layer_types`, else all but every n-th."""
-    if "full_attention_interval" not in config.type.reads:
-        return None
-    kinds = config.fields.get("layer_types")
-    if isinstance(kinds, list):
-        count = kinds[:layers].count("linear_attention")
-    else:
-        count = layers - layers // config.count("full_attention_interval", default=4)
-    if not config.flag("attn_output_gate", default=True):
-        raise config.fail("attention without its gate (field 'attn_output_gate') is not modelled")
-    if not 0 < count < layers:
-        raise config.fail(f"{count} of {layers} layers with linear attention are not modelled yet")
-    linear = LinearAttention(
-        layers=count,
-        key_heads=config.count("linear_num_key_heads"),
-        value_heads=config.count("linear_num_value_heads"),
-        key_dim=config.count("linear_key_head_dim"),
-        value_dim=config.count("linear_value_head_dim"),
-        kernel=config.count("linear_conv_kernel_dim"),
-    )
-    if linear.value_heads % linear.key_heads:
-        raise config.fail(
-            f"linear_num_value_heads {linear.value_heads} must be a multiple of the "
-            f"{linear.key_heads} key heads"
-        )
-    return linear
-
-
 def _kv_heads(config: _Config, heads: int) -> int:
     flag = config.family.kv_heads_flag
     if not flag:
@@ -412,10 +318,13 @@ def _kv_heads(config: _Config, heads: int) -> int:
     return config.named("kv_heads") if config.flag(flag, default=False) else heads
 
 
-def _intermediate(config: _Config) -> int:
+def _intermediate(config: _Config, *, has_experts: bool) -> int:
+    width = config.size("dense_intermediate_size")
+    if not has_experts:  # dense models of Granite 4 have what would be the shared expert alone
+        width = width or config.size("shared_intermediate_size")
     # Where all layers have experts (Qwen3.5), a file may leave it out.
-    width = config.named("intermediate", default=config.size("moe_intermediate_size") or None)
-    return max(1, width // config.family.mlp_parts)
+    spare = config.size("moe_intermediate_size") or None
+    return max(1, (width or config.named("intermediate", default=spare)) // config.family.mlp_parts)
 
 
 def _context_tokens(config: _Config) -> int:
@@ -423,7 +332,7 @@ def _context_tokens(config: _Config) -> int:
     factor's multiple of what they were trained on, or of all where the file does not say it.
     """
     tokens, family = config.named("context_tokens"), config.family
-    scaling = config.fields.get("rope_scaling") or config.fields.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, dict):
         raise config.fail(f"field 'rope_scaling' must be an object but is {scaling!r:.60}")
     stretched = scaling.get("rope_type", scaling.get("type")) in _STRETCHED

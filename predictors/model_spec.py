@@ -4,148 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from ..workloads.arrays import Floats
 from .dtypes import AUTO, SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
 from .families import FAMILIES, Kind, Traits
+from .model_parts import (
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    SlidingWindow,
+    SparseAttention,
+)
 
 SET_ASIDE_TOKENS = 256  # windows up to this have room of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Mixture of experts in place of the MLP: a router chooses `per_token` of `routed` experts.
-
-    `intermediate` is the width of one of them. Every token also goes through a shared MLP of width
-    `shared_intermediate` (0: none). The first `dense_layers` layers have a plain MLP.
-    """
-
-    routed: int
-    per_token: int
-    intermediate: int
-    shared_intermediate: int = 0
-    dense_layers: int = 0
-
-    def distinct(self, tokens: float, skew: float = 0.0, ep: int = 1) -> float:
-        """Expected number of experts that a batch of `tokens` touches, on the GPU with most load.
-
-        Every token chooses its experts on its own, expert i with probability proportional to
-        i ** -skew (0: balanced). Experts are dealt out to `ep` GPUs in turn, the popular first.
-        """
-        chosen = np.minimum(1.0, self.per_token * self._shares(skew)[::ep])
-        return float((1 - (1 - chosen) ** tokens).sum())
-
-    def most_loaded_share(self, skew: float = 0.0, ep: int = 1) -> float:
-        """Share of all tokens' choices that falls on the GPU with most load of `ep`."""
-        return float(self._shares(skew)[::ep].sum())
-
-    def _shares(self, skew: float) -> Floats:
-        weight = np.arange(1, self.routed + 1, dtype=np.float64) ** -skew
-        return np.asarray(weight / weight.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1).
-
-    A token leaves one vector of `kv_rank + rope_dim` elements a layer, which all heads share.
-    `query_rank` is None where queries are not compressed. `key_dim` is without `rope_dim`.
-    """
-
-    kv_rank: int
-    rope_dim: int
-    key_dim: int
-    value_dim: int
-    query_rank: int | None = None
-
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Parameters of the projections of one layer."""
-        widened = heads * (self.key_dim + self.rope_dim)
-        query = (
-            hidden * widened if self.query_rank is None else self.query_rank * (hidden + widened)
-        )
-        kv = hidden * (self.kv_rank + self.rope_dim)
-        kv += self.kv_rank * heads * (self.key_dim + self.value_dim)
-        return query + kv + heads * self.value_dim * hidden
-
-
-@dataclass(frozen=True, slots=True)
-class SparseAttention:
-    """DeepSeek sparse attention: a token attends to the `tokens` earlier ones that an indexer of
-    `heads` scores highest (DeepSeek-V3.2-Exp, section 2.1; GLM-5).
-
-    The indexer keeps a key of `head_dim` elements a token and layer, in FP8 with a scale in 32 bits
-    for every 128, whatever the format of the KV cache (vLLM's and SGLang's layout).
-    """
-
-    tokens: int
-    heads: int
-    head_dim: int
-
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of one token's key in one layer."""
-        return self.head_dim + 4 * -(-self.head_dim // 128)
-
-    def parameters(self, hidden: int, query_rank: int) -> int:
-        """Parameters of the projections of one layer: queries, keys and the weights of heads."""
-        return self.heads * self.head_dim * query_rank + hidden * (self.head_dim + self.heads)
-
-
-@dataclass(frozen=True, slots=True)
-class SlidingWindow:
-    """`layers` of the model attend to the last `tokens` tokens alone."""
-
-    tokens: int
-    layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearAttention:
-    """`layers` of the model have a gated delta rule in place of attention, after a convolution over
-    `kernel` tokens (Yang et al., "Gated Delta Networks", ICLR 2025; Qwen3-Next).
-
-    A sequence leaves a matrix of `key_dim` x `value_dim` for each of `value_heads`, in 32 bits, and
-    the convolution's last inputs, in 16; neither grows with its length.
-    """
-
-    layers: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-
-    @property
-    def mixed_width(self) -> int:
-        """Queries, keys and values of a token, all heads together."""
-        return 2 * self.key_heads * self.key_dim + self.value_width
-
-    @property
-    def value_width(self) -> int:
-        """Values of a token, all heads together."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def projected_width(self) -> int:
-        """Columns of the projection of the input: queries, keys, values, gate, decay and rate."""
-        return self.mixed_width + self.value_width + 2 * self.value_heads
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Bytes of one layer's matrices of one sequence."""
-        return 4 * self.value_width * self.key_dim
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that one layer keeps of one sequence."""
-        return self.matrix_bytes + 2 * self.mixed_width * (self.kernel - 1)
-
-    def parameters(self, hidden: int) -> int:
-        """Parameters of one layer's mixing: projections, convolution, decay and norm."""
-        small_parameters = self.mixed_width * self.kernel + 2 * self.value_heads + self.value_dim
-        return hidden * (self.projected_width + self.value_width) + small_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +22,12 @@ class ModelSpec:
     """The shape of a transformer. All counts are for the whole model, not for one GPU.
 
     With `latent` attention `kv_heads` is 1 and `head_dim` the width of the latent vector.
-    `intermediate` is the width of a plain MLP, and that of the first layers before `experts`.
-    `checkpoint_dtype` is the weight format in which the model is published. The image encoder takes
-    memory alone: requests with images are not simulated.
+    `intermediate` is the width of a plain MLP, and that of the layers without `experts`.
+    Of the layers `mixers_alone` have no MLP and `mlps_alone` neither attention nor a recurrence
+    (Nemotron-H, whose layers are one or the other). `checkpoint_dtype` and `checkpoint_kv_dtype`
+    are the formats of weights and KV with which the model is published. The image encoder takes
+    memory alone: requests with images are not simulated. `own_traits` stand in place of the
+    family's, where the model is of none and its parts were read.
     """
 
     name: str
@@ -177,10 +49,19 @@ class ModelSpec:
     linear: LinearAttention | None = None
     image_encoder_parameters: int = 0
     checkpoint_dtype: str = "bf16"
+    checkpoint_kv_dtype: str = "bf16"
+    checkpoint_beside_dtype: str = ""
+    mixers_alone: int = 0
+    mlps_alone: int = 0
+    own_traits: Traits | None = None
 
     def dtype_of(self, weights: str) -> str:
         """The weight format called `weights`; `auto`: that of the checkpoint."""
         return self.checkpoint_dtype if weights == AUTO else weights
+
+    def kv_dtype_of(self, kv: str) -> str:
+        """The KV format called `kv`; `auto`: that of the checkpoint."""
+        return self.checkpoint_kv_dtype if kv == AUTO else kv
 
     @property
     def is_plain(self) -> bool:
@@ -190,8 +71,8 @@ class ModelSpec:
 
     @property
     def traits(self) -> Traits:
-        """What the family says about the shape."""
-        return FAMILIES[self.family].traits
+        """What the family says about the shape, or the file itself."""
+        return self.own_traits or FAMILIES[self.family].traits
 
     @property
     def kind(self) -> Kind:
@@ -211,7 +92,12 @@ class ModelSpec:
     @property
     def expert_layers(self) -> int:
         """Number of layers with experts."""
-        return self.layers - self.experts.dense_layers if self.experts else 0
+        return self.mlp_layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def mlp_layers(self) -> int:
+        """Layers with an MLP, plain or of experts."""
+        return self.layers - self.mixers_alone
 
     @property
     def full_kv_layers(self) -> int:
@@ -233,23 +119,33 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> int:
-        """Layers with attention, sliding or full; the others are linear."""
-        return self.layers - (self.linear.layers if self.linear else 0)
+        """Layers with attention, sliding or full; the others are linear, or MLPs alone."""
+        linear = self.linear
+        replaced = linear.layers if linear and not linear.beside_attention else 0
+        return self.layers - replaced - self.mlps_alone
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with an indexer of sparse attention."""
+        return (self.sparse.layers or self.attention_layers) if self.sparse else 0
 
     @property
     def routed_parameters(self) -> int:
         """Parameters in the matrices of the routed experts, all layers together."""
         if self.experts is None:
             return 0
-        return self.expert_layers * self.experts.routed * self._mlp(self.experts.intermediate)
+        width = self.experts.width or self.hidden
+        matrices = self.traits.mlp_matrices * width * self.experts.intermediate
+        return self.expert_layers * self.experts.routed * matrices
 
     @property
     def matrix_parameters(self) -> int:
         """Parameters in the matrices of all layers: projections, MLPs, routers and experts."""
         if self.experts is None:
-            return self._mixing_parameters + self.layers * self._mlp(self.intermediate)
+            return self._mixing_parameters + self.mlp_layers * self._mlp(self.intermediate)
         experts = self.experts
-        always = self.hidden * experts.routed + self._mlp(experts.shared_intermediate)
+        always = self.hidden * (experts.routed + 2 * experts.width)
+        always += self._mlp(experts.shared_intermediate)
         return (
             self._mixing_parameters
             + experts.dense_layers * self._mlp(self.intermediate)
@@ -271,19 +167,21 @@ class ModelSpec:
     @property
     def _attention_parameters(self) -> int:
         if self.latent is not None:
-            count = self.latent.parameters(self.hidden, self.heads)
-            if self.sparse is not None:
-                rank = self.latent.query_rank or self.hidden
-                count += self.sparse.parameters(self.hidden, rank)
-            return count
+            gate = self.heads * self.latent.value_dim if self.traits.output_gate else 0
+            return self.latent.parameters(self.hidden, self.heads) + self.hidden * gate
         gate = self.query_width if self.traits.output_gate else 0
         return self.hidden * (2 * (self.query_width + self.kv_width) + gate)
 
     @property
     def _mixing_parameters(self) -> int:
         """Parameters that mix tokens, of all layers: attention, full or linear."""
-        linear = self.linear.layers * self.linear.parameters(self.hidden) if self.linear else 0
-        return self.attention_layers * self._attention_parameters + linear
+        total = self.attention_layers * self._attention_parameters
+        if self.linear is not None:
+            total += self.linear.layers * self.linear.parameters(self.hidden)
+        if self.sparse is not None:
+            rank = (self.latent.query_rank if self.latent else 0) or self.hidden
+            total += self.sparse_layers * self.sparse.parameters(self.hidden, rank)
+        return total
 
     @property
     def layer_matrix_parameters(self) -> int:
@@ -359,9 +257,9 @@ class ModelSpec:
         """
         if self.kind == "encoder":
             return 0
-        each = self.layer_kv_elements * kv_dtype(dtype).bytes
-        each += self.sparse.key_bytes if self.sparse else 0
-        return round(self.full_kv_layers * each)
+        of_attention = self.full_kv_layers * self.layer_kv_elements * kv_dtype(dtype).bytes
+        of_indexers = self.sparse_layers * self.sparse.key_bytes if self.sparse else 0
+        return round(of_attention + of_indexers)
 
     @property
     def layer_kv_elements(self) -> int:
@@ -379,12 +277,23 @@ class ModelSpec:
         return self.linear.layers * self.linear.state_bytes if self.linear else 0
 
     def dense_dtype(self, dtype: str) -> str:
-        """The format of all but the routed experts where those have `dtype`.
+        """The format of all but the routed experts where those have `dtype`; of a dense model that
+        of its MLPs.
 
         Formats below 8 bits hold for the experts alone, as in the checkpoints that are served
-        (gpt-oss in MXFP4, Kimi in INT4, DeepSeek in NVFP4): attention stays at 16 bits.
+        (gpt-oss in MXFP4, Kimi in INT4, DeepSeek in NVFP4): attention stays at 16 bits, unless
+        the checkpoint says otherwise.
         """
-        return "bf16" if self.experts and weight_dtype(dtype).bytes < 1 else dtype
+        if self.experts is None:
+            return dtype
+        return self._beside(dtype) or ("bf16" if weight_dtype(dtype).bytes < 1 else dtype)
+
+    def mixing_dtype(self, dtype: str) -> str:
+        """The format of attention and recurrences where the experts, or MLPs, have `dtype`."""
+        return self._beside(dtype) or self.dense_dtype(dtype)
+
+    def _beside(self, dtype: str) -> str:
+        return self.checkpoint_beside_dtype if dtype == self.checkpoint_dtype else ""
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of all weights.
@@ -410,6 +319,11 @@ class ModelSpec:
         width = weight_dtype(dtype).bytes
         if width >= SIXTEEN_BIT_BYTES:
             return round(parameters * width)
-        if self.dense_dtype(dtype) != dtype:
-            matrices = round(matrices * (self.routed_parameters / self.matrix_parameters))
-        return round((parameters - matrices) * SIXTEEN_BIT_BYTES + matrices * width)
+        aside, beside = 0, weight_dtype(self.mixing_dtype(dtype)).bytes
+        if beside != width:  # of all but the experts, or of what mixes tokens
+            aside = self._mixing_parameters
+            if self.experts is not None:
+                aside = self.matrix_parameters - self.routed_parameters
+        low = matrices - round(matrices * (aside / self.matrix_parameters))
+        rest = matrices - low
+        return round((parameters - matrices) * SIXTEEN_BIT_BYTES + low * width + rest * beside)

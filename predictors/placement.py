@@ -8,12 +8,12 @@ from functools import cached_property
 
 from ..workloads.errors import SloBenchError
 from .dtypes import AUTO, kv_dtype, weight_dtype
+from .server_memory import ANY, MemoryParts, server_memory
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
-OVERHEAD_BYTES = GIB
+OVERHEAD_BYTES = GIB  # of CUDA and workspaces on one GPU
 ACTIVATION_BYTES = 2
-LOGITS_BYTES = 4
 LEAST_KV_TOKENS = 2048
 TP_DEGREES = (1, 2, 4, 8)
 _FROM_ONE = ("tp", "pp", "ep", "dp", "block_size", "batched_tokens", "sampled_sequences")
@@ -35,13 +35,14 @@ class Placement:
     default as many as there are stages, while an eager loop over mapped layers has one.
 
     `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
-    what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
-    and the activations of `batched_tokens` tokens and logits of `sampled_sequences` sequences.
+    what a forward pass needs, as servers of the kind `server` (and `server_version`) take it: CUDA,
+    NCCL and workspaces, the activations of `batched_tokens` tokens and logits of
+    `sampled_sequences` sequences.
     What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
-    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` `auto` becomes the
-    format of the model's checkpoint.
+    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` and `kv_dtype`
+    `auto` become the formats of the model's checkpoint.
 
     Experts are held whole by `ep` groups of GPUs, each sharing them out to its `dp * tp / ep`
     GPUs. `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
@@ -55,7 +56,7 @@ class Placement:
     tp: int = 1
     pp: int = 1
     weight_dtype: str = AUTO
-    kv_dtype: str = "bf16"
+    kv_dtype: str = AUTO
     memory_share: float = 0.9
     block_size: int = 16
     host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES  # for swapped KV, per GPU
@@ -71,9 +72,12 @@ class Placement:
     dp: int = 1
     kv_offload_gib: float = 0.0
     kv_disk_gib: float = 0.0
+    server: str = ANY
+    server_version: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
+        object.__setattr__(self, "kv_dtype", self.model.kv_dtype_of(self.kv_dtype))
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
         for name, low in _LEAST.items():
@@ -199,18 +203,35 @@ class Placement:
     @cached_property
     def reserve_bytes_per_gpu(self) -> int:
         """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
-        # At the peak the residual stream, its normed copy, attention output and queries live
-        # together with the MLP's widened activations (gate, up and their product) of one layer.
+        slots = self.state_slots / self.dp if self.model.state_bytes else self.sampled_sequences
+        return self.memory_parts.total + round(slots * self._held_bytes)
+
+    @property
+    def _held_bytes(self) -> float:
+        """Bytes that are set aside on each GPU for one sequence: its windows and its states."""
         model = self.model
-        # A token's chosen experts are computed side by side.
-        at_once = model.experts.per_token * model.experts.intermediate if model.experts else 0
-        inner = max(model.intermediate, at_once) / self.tp
-        widened = model.traits.mlp_matrices * inner
-        activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
-        logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
         windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp
-        held = self.sampled_sequences * (windows + model.state_bytes / self.tp)
-        return round(OVERHEAD_BYTES + activations + logits + held)
+        return windows + model.state_bytes / self.tp
+
+    @cached_property
+    def state_slots(self) -> int:
+        """Sequences of the instance for whose states there is room: `sampled_sequences` of each
+        rank, but no more than half of what weights and reserve leave would hold.
+
+        vLLM takes states and KV from one pool, SGLang splits the pool nearly in halves
+        (`--mamba-full-memory-ratio`).
+        """
+        if not self.model.state_bytes:
+            return self.sampled_sequences * self.dp
+        occupied_bytes = self.weight_bytes_per_gpu + self.memory_parts.total
+        room = max(0, self.usable_bytes_per_gpu - occupied_bytes - self.beside_bytes)
+        return min(self.sampled_sequences, int(room / 2 / self._held_bytes)) * self.dp
+
+    @cached_property
+    def memory_parts(self) -> MemoryParts:
+        """What the server takes of each GPU beside weights, KV and states."""
+        row = server_memory(self.server, self.server_version)
+        return row.parts(self.model, self.tp, self.batched_tokens, self.sampled_sequences)
 
     @cached_property
     def usable_bytes_per_gpu(self) -> int:
@@ -276,6 +297,16 @@ class Placement:
         Everything: weights, reserve, and the fixed KV blocks, or else KV for 2,048 tokens (or the
         context, if shorter).
         """
+        self.check_tp()
+        if self.pp > self.model.layers:
+            raise SloBenchError(
+                f"{self.model.name} has {self.model.layers} layers, fewer than pp {self.pp} stages"
+            )
+        if not self.fits:
+            raise SloBenchError(self._too_small())
+
+    def check_tp(self) -> None:
+        """Raise `SloBenchError` unless heads can be split over the GPUs of a group."""
         model = self.model
         if model.heads % self.tp:
             raise SloBenchError(
@@ -284,19 +315,18 @@ class Placement:
         if model.kv_heads % self.tp and self.tp % model.kv_heads:
             raise SloBenchError(
                 f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
-                "or be a multiple of them"
+                "or be a multiple of them, as vLLM and SGLang demand"
             )
-        if model.linear is not None and model.linear.key_heads % self.tp:
+        linear = model.linear
+        if linear is None or linear.kind == "convolution":
+            return
+        copied = linear.kind == "mamba2" and linear.key_heads == 1  # to all GPUs, as vLLM does
+        heads = linear.value_heads if copied else linear.key_heads
+        if heads % self.tp:
             raise SloBenchError(
-                f"{model.name} has {model.linear.key_heads} key heads of linear attention, not "
-                f"divisible by tp {self.tp}"
+                f"{model.name} has {heads} key heads of linear attention, not divisible by tp "
+                f"{self.tp}"
             )
-        if self.pp > model.layers:
-            raise SloBenchError(
-                f"{model.name} has {model.layers} layers, fewer than pp {self.pp} stages"
-            )
-        if not self.fits:
-            raise SloBenchError(self._too_small())
 
     @property
     def fits(self) -> bool:
@@ -355,7 +385,7 @@ def smallest_tp(
     gpu: GpuSpec,
     pp: int = 1,
     weight_dtype: str = AUTO,
-    kv_dtype: str = "bf16",
+    kv_dtype: str = AUTO,
     memory_share: float = 0.9,
     dp: int = 1,
 ) -> int:

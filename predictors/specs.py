@@ -18,17 +18,17 @@ from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
 from .config_fields import Fields
-from .dtypes import weight_dtype
-from .families import FAMILIES
+from .dtypes import kv_dtype, weight_dtype
+from .families import FAMILIES, Traits
 from .model_config import read_model
-from .model_spec import (
+from .model_parts import (
     Experts,
     LatentAttention,
     LinearAttention,
-    ModelSpec,
     SlidingWindow,
     SparseAttention,
 )
+from .model_spec import ModelSpec
 
 CATALOGUE_VARIABLE = "SLO_BENCH_CATALOGUE"
 SECTIONS = ("gpus", "links", "models")
@@ -132,7 +132,9 @@ POWER_EXPONENT = 1 / 3
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
-Part = TypeVar("Part", Experts, LatentAttention, LinearAttention, SlidingWindow, SparseAttention)
+Part = TypeVar(
+    "Part", Experts, LatentAttention, LinearAttention, SlidingWindow, SparseAttention, Traits
+)
 _BY_FIGURES = "as its name says"  # origin of a link that is named by its figures
 
 
@@ -277,11 +279,6 @@ class _Fields(Fields):
 
     def __init__(self, name: str, entry: Entry) -> None:
         super().__init__(entry["_file"], entry, name)
-        self.unread = set(entry) - {"_file"}
-
-    def get(self, name: str) -> Any:
-        self.unread.discard(name)
-        return super().get(name)
 
     def _held(self, field: str, default: object) -> object:
         value = self.get(field)
@@ -325,7 +322,7 @@ class _Fields(Fields):
     def part(self, field: str, cls: type[Part], **defaults: int) -> Part | None:
         """The table `field` of this entry as a `cls`; None: it has none.
 
-        Its fields are counts, but from 0 on where the class has a default.
+        Its fields are counts, but from 0 on, text or flags where the class has such a default.
         """
         table = self._held(field, {})
         if not isinstance(table, dict):
@@ -333,18 +330,27 @@ class _Fields(Fields):
         if not table:
             return None
         reader = _Fields(f"{self.entry}.{field}", {**table, "_file": self.path})
-        values = {
-            definition.name: reader.count(definition.name, default=defaults.get(definition.name))
-            if definition.default is MISSING
-            else int(reader.number(definition.name, 0)) or definition.default
+
+        def value(name: str, default: object) -> object:
+            if default is MISSING:
+                return reader.count(name, default=defaults.get(name))
+            if isinstance(default, bool):
+                return reader.flag(name, default)
+            if isinstance(default, str):
+                return reader.text(name, default)
+            return int(reader.number(name, 0)) or default
+
+        values: dict[str, Any] = {
+            definition.name: value(definition.name, definition.default)
             for definition in fields(cls)
         }
         reader.done()
         return cls(**values)
 
     def done(self) -> None:
-        if self.unread:
-            raise self.fail(f"unknown field {min(self.unread)!r}")
+        unread = set(self.fields) - self.read - {"_file"}
+        if unread:
+            raise self.fail(f"unknown field {min(unread)!r}")
 
 
 def _gpu(name: str, entry: Entry) -> GpuSpec:
@@ -410,6 +416,11 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         linear=reader.part("linear", LinearAttention),
         image_encoder_parameters=int(reader.number("image_encoder_parameters", 0)),
         checkpoint_dtype=weight_dtype(reader.text("checkpoint_dtype", "bf16")).name,
+        checkpoint_kv_dtype=kv_dtype(reader.text("checkpoint_kv_dtype", "bf16")).name,
+        checkpoint_beside_dtype=reader.text("checkpoint_beside_dtype", ""),
+        mixers_alone=reader.size("mixers_alone"),
+        mlps_alone=reader.size("mlps_alone"),
+        own_traits=reader.part("traits", Traits),
     )
     reader.done()
     return spec

@@ -145,7 +145,8 @@ def operator_step_time(
     if not kernel_times.exact:
         origin += f", scaled to {placement.gpu.name}"
     origin += f" (AIConfigurator), host times of {server}"
-    by_roofline = listed.recurrence is not None and not kernel_times.has_recurrences
+    recurrence = listed.recurrence
+    by_roofline = recurrence is not None and not kernel_times.has_recurrence(recurrence)
     if by_roofline:
         origin += "; linear attention by its roofline"
     fitted = kernel_times.exact and not by_roofline

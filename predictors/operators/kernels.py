@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...workloads.arrays import Floats, Mask
 from ..dtypes import kv_dtype, weight_dtype
-from ..model_spec import Experts
+from ..model_parts import Experts
 from ..specs import GpuSpec, LinkSpec, gpus
 from .layers import Attention, ExpertLayer, Indexer, Recurrence
 
@@ -230,15 +230,16 @@ class Kernels:
 
     # ---------------------------------------------------------------- linear attention
 
-    @property
-    def has_recurrences(self) -> bool:
-        """Whether linear attention was measured; otherwise it is computed by its roofline."""
-        return "linear_context/shape" in self._tables
+    def has_recurrence(self, recurrence: Recurrence) -> bool:
+        """Whether linear attention of this kind was measured; else it is computed by its
+        roofline.
+        """
+        return recurrence.kind == "gated-delta" and "linear_context/shape" in self._tables
 
     def recurrence_s(self, tokens: Floats, recurrence: Recurrence) -> Floats:
         """Seconds in which one layer computes a prompt's chunk of each number of `tokens`."""
         tokens = np.asarray(tokens, dtype=np.float64)
-        if not self.has_recurrences:
+        if not self.has_recurrence(recurrence):
             return self.roofline_s(
                 recurrence.token_bytes * tokens, recurrence.token_operations * tokens
             )
@@ -246,7 +247,7 @@ class Kernels:
 
     def recurrent_s(self, sequences: Floats, recurrence: Recurrence) -> Floats:
         """Seconds of one layer's update of the states of decoding sequences."""
-        if not self.has_recurrences:
+        if not self.has_recurrence(recurrence):
             return self.small_s(recurrence.state_bytes * sequences)
         return self._recurrence("generation", sequences, recurrence)
 

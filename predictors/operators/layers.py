@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dtypes import SIXTEEN_BIT_BYTES, weight_dtype
-from ..model_spec import Experts, LatentAttention, LinearAttention, SparseAttention
+from ..model_parts import (
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    RecurrenceKind,
+    SparseAttention,
+)
 from ..placement import Placement
 
 
@@ -61,6 +67,7 @@ class Recurrence:
     calls: int
     key_heads: float
     value_heads: float
+    kind: RecurrenceKind = "gated-delta"
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def operators(placement: Placement) -> Operators:
     spec, tp = placement.model, placement.tp
     layers, hidden, width = spec.layers, spec.hidden, SIXTEEN_BIT_BYTES
     traits, experts = spec.traits, spec.experts
-    dtype = spec.dense_dtype(placement.weight_dtype)
+    dtype = spec.mixing_dtype(placement.weight_dtype)
     heads, kv_heads = spec.heads // tp, placement.kv_heads_per_gpu
     query, kv = heads * spec.head_dim, kv_heads * spec.head_dim
     small = [
@@ -173,42 +180,53 @@ def operators(placement: Placement) -> Operators:
             small.append(Small("output_gate", 3 * gate * width, attending))
         attended = query
     else:
-        gemms, attended = _latent_gemms(spec.latent, hidden, heads, dtype, layers)
+        gemms, attended = _latent_gemms(spec.latent, hidden, heads, dtype, attending)
         query = heads * (spec.latent.key_dim + spec.latent.rope_dim)
         if spec.sparse is not None:
-            gemms += _indexer_gemms(spec.sparse, spec.latent, hidden, dtype, layers)
-            small += _indexer_small(spec.sparse, layers)
-        small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * layers))
+            gemms += _indexer_gemms(spec.sparse, spec.latent, hidden, dtype, spec.sparse_layers)
+            small += _indexer_small(spec.sparse, spec.sparse_layers)
+        small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * attending))
+        if traits.output_gate:
+            gemms.append(Gemm("output_gate_proj", attended, hidden, dtype, attending))
+            small.append(Small("output_gate", 3 * attended * width, attending))
     small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * attending))
     if traits.qk_norm:
         small.append(Small("qk_norm", 2 * (query + kv) * width, 2 * attending))
     if spec.linear is not None:
         more, less = _linear_operators(spec.linear, hidden, tp, dtype)
         gemms, small = [*gemms, *more], [*small, *less]
-    reduces = [AllReduce(hidden * width, 2 * layers)]
+    mixing = spec.attention_layers + (spec.linear.layers if spec.linear else 0)
+    if spec.linear is not None and spec.linear.beside_attention:
+        mixing = spec.attention_layers  # both are summed before the all-reduce
+    reduces = [AllReduce(hidden * width, mixing + spec.mlp_layers)]
     if traits.qk_norm_over_heads:  # sums of squares of queries and keys, 32 bits each
-        reduces.append(AllReduce(8.0, layers))
-    dense_layers = experts.dense_layers if experts else layers
+        reduces.append(AllReduce(8.0, attending))
+    dtype = spec.dense_dtype(placement.weight_dtype)
+    expert_layers = spec.expert_layers
+    dense_layers = spec.mlp_layers - expert_layers
     mlps = [("", spec.intermediate, dense_layers)]
     routed = None
     if experts:
-        mlps.append(("shared_", experts.shared_intermediate, layers - dense_layers))
-        gemms.append(Gemm("router", experts.routed, hidden, "bf16", layers - dense_layers))
-        if spec.linear is not None and experts.shared_intermediate:
+        mlps.append(("shared_", experts.shared_intermediate, expert_layers))
+        gemms.append(Gemm("router", experts.routed, hidden, "bf16", expert_layers))
+        if experts.width:
+            gemms.append(Gemm("narrowing_proj", experts.width, hidden, dtype, expert_layers))
+            gemms.append(Gemm("widening_proj", hidden, experts.width, dtype, expert_layers))
+        if spec.family == "qwen3-next" and experts.shared_intermediate:
             # `shared_expert_gate` of Qwen3-Next and Qwen3.5 weighs their shared expert.
-            gemms.append(Gemm("shared_gate", 1, hidden, "bf16", layers - dense_layers))
-            small.append(Small("shared_scale", 3 * hidden * width, layers - dense_layers))
-            small.append(Small("shared_add", 3 * hidden * width, layers - dense_layers))
-        small.append(Small("top_k", 2 * experts.routed * width, layers - dense_layers))
+            gemms.append(Gemm("shared_gate", 1, hidden, "bf16", expert_layers))
+            small.append(Small("shared_scale", 3 * hidden * width, expert_layers))
+            small.append(Small("shared_add", 3 * hidden * width, expert_layers))
+        small.append(Small("top_k", 2 * experts.routed * width, expert_layers))
         routed = ExpertLayer(
-            hidden,
+            experts.width or hidden,
             experts,
             traits.gated_mlp,
             placement.expert_gpus // placement.ep,
             placement.ep,
             placement.expert_skew,
             placement.weight_dtype,
-            layers - dense_layers,
+            expert_layers,
         )
     for name, intermediate, calls in mlps:
         if not intermediate or not calls:
@@ -244,7 +262,7 @@ def operators(placement: Placement) -> Operators:
         Gemm("lm_head", -(-spec.vocab // tp), hidden, "bf16", 1),
         -(-spec.vocab // tp) * 4.0,
         None if spec.linear is None else _recurrence(spec.linear, tp),
-        None if spec.sparse is None else _indexer(spec.sparse, spec.latent, attending),
+        None if spec.sparse is None else _indexer(spec.sparse, spec.latent, spec.sparse_layers),
     )
 
 
@@ -255,13 +273,15 @@ def _linear_operators(
     its convolution and its gated norm.
     """
     mixed, value = linear.mixed_width // tp, linear.value_width // tp
-    gates = 2 * linear.value_heads
+    gates = linear.gates_width
     projected = (linear.projected_width - gates) // tp
-    gemms = [
-        Gemm("linear_in_proj", projected, hidden, dtype, linear.layers),
-        Gemm("linear_gates_proj", max(1, gates // tp), hidden, dtype, linear.layers),
-        Gemm("linear_out_proj", hidden, value, dtype, linear.layers),
-    ]
+    gemms = [Gemm("linear_in_proj", projected, hidden, dtype, linear.layers)]
+    if gates:
+        gemms.append(Gemm("linear_gates_proj", max(1, gates // tp), hidden, dtype, linear.layers))
+    if linear.kind == "kda":  # decay and narrow gate, from the width of one head
+        widenings = linear.layers * (1 if linear.full_gate else 2)
+        gemms.append(Gemm("linear_widening_proj", value, linear.value_dim, dtype, widenings))
+    gemms.append(Gemm("linear_out_proj", hidden, value, dtype, linear.layers))
     small = [
         Small("linear_split", 2 * projected * SIXTEEN_BIT_BYTES, linear.layers),
         Small("convolution", 2 * mixed * SIXTEEN_BIT_BYTES, linear.layers),
@@ -309,11 +329,19 @@ def _indexer(sparse: SparseAttention, latent: LatentAttention | None, layers: in
 
 
 def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:
-    """Operations of a token and value head, with chunks of C tokens: 6 key_dim value_dim for the
-    products with the state and its update, C (6 key_dim + 4 value_dim) inside a chunk.
+    """Operations of a token and value head, with chunks of C tokens. Delta rules: 6 key_dim
+    value_dim for the products with the state and its update, C (6 key_dim + 4 value_dim) inside a
+    chunk. Without a delta rule (state-space, lightning): 4 key_dim value_dim, and 2 C (value_dim +
+    key_dim for each key head).
     """
-    products = 6 * linear.key_dim * linear.value_dim
-    products += CHUNK_TOKENS * (6 * linear.key_dim + 4 * linear.value_dim)
+    keys, values = linear.key_dim, linear.value_dim
+    if linear.kind in ("gated-delta", "kda"):
+        products = 6.0 * keys * values + CHUNK_TOKENS * (6 * keys + 4 * values)
+    else:
+        shared = keys * linear.key_heads / linear.value_heads
+        products = 4.0 * keys * values + 2 * CHUNK_TOKENS * (values + shared)
+    if linear.kind == "convolution":
+        products = 2.0 * linear.kernel * values
     return Recurrence(
         2 * linear.state_bytes / tp,
         (linear.mixed_width + linear.value_width) / tp * SIXTEEN_BIT_BYTES,
@@ -321,6 +349,7 @@ def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:
         linear.layers,
         linear.key_heads / tp,
         linear.value_heads / tp,
+        linear.kind,
     )
 
 

@@ -236,17 +236,16 @@ def test_published_config_equals_the_catalogue_entry(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "changed", "complaint"),
     [
-        ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
-        ("qwen3-30b-a3b", {"mlp_only_layers": [5]}, "mlp_only_layers"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": 5}, "mlp_only_layers"),
         ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "200 experts a token of 128"),
-        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear_attention"),
+        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear attention"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("qwen3-30b-a3b", {"linear_num_value_heads": 32}, "linear attention"),
+        ("qwen3-30b-a3b", {"linear_num_value_heads": 32}, "linear_num_key_heads"),
         ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
         ("qwen3-next-80b-a3b", {"linear_num_value_heads": 24}, "multiple of the 16 key heads"),
         ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"] * 48}, "0 of 48 layers"),
         ("gpt-oss-20b", {"sliding_window": None}, "sliding_window"),
-        ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
+        ("deepseek-v3", {"index_topk": 2048}, "index_n_heads"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),
         ("deepseek-v3", {"v_head_dim": None}, "v_head_dim"),
         ("deepseek-v3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
@@ -262,6 +261,20 @@ def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed,
 
 
 @pytest.mark.parametrize(
+    ("changed", "dense_layers"),
+    [
+        ({"decoder_sparse_step": 2}, 24),
+        ({"mlp_only_layers": [5, 7]}, 2),
+        ({"moe_layer_freq": [0] * 3 + [1] * 45}, 3),
+        ({"moe_layer_start_index": 4, "moe_layer_end_index": 40}, 11),
+        ({"moe_layers_enum": "4,5,6,7"}, 44),
+    ],
+)
+def test_layers_without_experts_are_counted_wherever_they_are(tmp_path, changed, dense_layers):
+    assert model(config(tmp_path, "qwen3-30b-a3b", **changed)).experts.dense_layers == dense_layers
+
+
+@pytest.mark.parametrize(
     ("quantization", "dtype"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
@@ -271,6 +284,14 @@ def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed,
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "int4"),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "int4"),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
+            "fp8",
+        ),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp4"}]}},
+            "mxfp4",
+        ),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -295,12 +316,118 @@ def test_quantisation_beside_the_config_is_read(tmp_path):
     side = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
     side.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
     assert model(folder).checkpoint_dtype == "nvfp4"
-    side.write_text('{"quantization": {"quant_algo": "MIXED_PRECISION"}}')
+    side.write_text('{"quantization": {"quant_algo": "W3A3"}}')
     with pytest.raises(FileFormatError, match="quantised by 'modelopt'"):
         model(folder)
     side.write_text('{"producer": {}}')
     with pytest.raises(FileFormatError, match=r"object 'quantization'.*hf_quant_config\.json"):
         model(folder)
+
+
+SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv"),
+    [
+        ({"quant_method": "fp8"}, "bf16"),
+        ({"quant_method": "fp8", "kv_cache_scheme": None}, "bf16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": SCHEME}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+                "kv_cache_scheme": SCHEME,
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_kv_format_auto_is_the_one_that_the_checkpoint_has_scales_for(tmp_path, quantization, kv):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+    assert spec.checkpoint_kv_dtype == kv
+    assert Placement(spec, gpu("h200-141g")).kv_dtype == kv
+    assert Placement(spec, gpu("h200-141g"), kv_dtype="bf16").kv_dtype == "bf16"
+    settled = PlacementSpec(str(tmp_path / "qwen3-30b-a3b"), "h200-141g").settled
+    assert settled.kv_dtype == kv
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [{"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, {"kv_cache_quant_algo": "INT8"}],
+)
+def test_kv_formats_that_are_not_modelled_are_refused(tmp_path, scheme):
+    quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4"} | scheme
+    with pytest.raises(FileFormatError, match=r"KV of the format '(FP4|INT8)'"):
+        model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+
+
+def mixed(of_attention, of_experts, of_shared):
+    names = {
+        "model.layers.0.self_attn.q_proj": of_attention,
+        "model.layers.0.mlp.experts.7.up_proj": of_experts,
+        "model.layers.0.mlp.shared_expert.up_proj": of_shared,
+        "lm_head": of_experts,
+    }
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in names.items() if algorithm}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+    }
+
+
+def test_mixed_precision_keeps_a_format_for_experts_and_one_for_the_rest(tmp_path):
+    """Weights by hand: experts at 0.5625 bytes, the other matrices at 1, the rest at 2."""
+    quantization = mixed("FP8", "W4A16_NVFP4", "FP8")
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
+    assert (spec.checkpoint_dtype, spec.checkpoint_beside_dtype) == ("nvfp4a16", "fp8")
+    others = spec.matrix_parameters - spec.routed_parameters
+    rest = spec.parameters - spec.matrix_parameters
+    by_hand = 0.5625 * spec.routed_parameters + others + 2 * rest
+    assert spec.weight_bytes("nvfp4a16") == pytest.approx(by_hand, abs=2)
+    listed = operators(Placement(spec, gpu("h200-141g")))
+    assert {gemm.dtype for gemm in listed.gemms if gemm.name in ("qkv_proj", "o_proj")} == {"fp8"}
+    assert listed.experts.dtype == "nvfp4a16"
+    assert spec.mixing_dtype("bf16") == "bf16"  # another format than the checkpoint's
+
+
+def test_mixed_precision_of_a_dense_model_is_of_mlps_and_attention(tmp_path):
+    groups = {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "float"},
+            "targets": ["re:.*self_attn.*"],
+        },
+        "group_1": {"weights": {"num_bits": 4, "type": "int"}, "targets": ["re:.*mlp.*"]},
+    }
+    quantization = {"quant_method": "compressed-tensors", "config_groups": groups}
+    dense = {"num_experts": 0, "quantization_config": quantization}
+    spec = model(config(tmp_path, "qwen3-30b-a3b", **dense))
+    assert (spec.checkpoint_dtype, spec.checkpoint_beside_dtype) == ("int4", "fp8")
+    attention = 48 * 2048 * (2 * 32 * 128 + 2 * 4 * 128)
+    mlps = spec.matrix_parameters - attention
+    rest = spec.parameters - spec.matrix_parameters
+    by_hand = (0.5 + 20 / 8 / 128) * mlps + attention + 2 * rest
+    assert spec.weight_bytes("int4") == pytest.approx(by_hand, abs=2)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        mixed("FP8", "W3A3", "FP8"),
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 8, "type": "int"}, "targets": ["Linear"]},
+                "group_1": {"weights": {"num_bits": 4, "type": "int"}, "targets": ["Conv"]},
+            },
+        },
+    ],
+)
+def test_formats_that_cannot_be_told_apart_are_refused(tmp_path, quantization):
+    with pytest.raises(FileFormatError, match="weights in several formats"):
+        model(config(tmp_path, "qwen3-30b-a3b", quantization_config=quantization))
 
 
 @pytest.mark.parametrize(

@@ -380,9 +380,7 @@ def test_sparse_heads_are_padded_on_hopper_without_a_measured_layer():
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (GLM_5 | {"index_topk_freq": 4}, "indices shared between layers"),
-        (GLM_5 | {"indexer_types": ["full", "shared"]}, "indices shared between layers"),
-        (GLM_5 | {"index_topk_pattern": "FSSS"}, "indices shared between layers"),
+        (GLM_5 | {"indexer_types": ["shared"] * 78}, "no layer has an indexer"),
         (GLM_5 | {"index_n_heads": None}, "index_n_heads"),
         (GEMMA_4B | {"text_config": 3}, "'text_config' must be an object"),
         (GEMMA_4B | {"vision_config": {"depth": 3}}, "an image encoder .* 'hidden_size'"),
@@ -399,12 +397,29 @@ def test_sparse_heads_are_padded_on_hopper_without_a_measured_layer():
         ),
         (SCOUT | {"text_config": SCOUT_TEXT | {"moe_layers": [0] * 49}}, "49 of 48 layers"),
         (SCOUT | {"text_config": SCOUT_TEXT | {"no_rope_layers": 4}}, "no_rope_layers"),
-        (SCOUT | {"text_config": SCOUT_TEXT | {"no_rope_layers": [1]}}, "layer_types"),
+        (SCOUT | {"text_config": SCOUT_TEXT | {"no_rope_layers": [1]}}, "no_rope_layers"),
     ],
 )
 def test_published_config_not_modelled_is_refused_by_name(tmp_path, fields, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         read(tmp_path / "model", fields)
+
+
+@pytest.mark.parametrize(
+    ("changed", "indexers"),
+    [
+        ({"indexer_types": ["full", "full", "shared"] * 26}, 52),
+        ({"index_topk_pattern": "FSSS" * 19 + "FF"}, 21),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, 21),
+        ({"index_topk_freq": 1}, 78),
+    ],
+)
+def test_layers_that_share_indices_have_no_indexer(tmp_path, changed, indexers):
+    """As vLLM 0.32 chooses them; each indexer keeps 132 bytes of a token."""
+    spec = read(tmp_path / "model", GLM_5 | changed)
+    assert spec.sparse_layers == indexers
+    assert spec.kv_bytes_per_token() == 78 * 576 * 2 + indexers * 132
+    assert operators(replace(placed_on(model("glm-5"), 8), model=spec)).indexer.calls == indexers
 
 
 def test_a_llama_4_without_experts_is_dense(tmp_path):

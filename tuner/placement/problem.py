@@ -207,7 +207,7 @@ def problem_of(
     for name, count in (("batch", batch), ("context", context_tokens)):
         if count < 1:
             raise SloBenchError(f"{name} must be at least 1 but is {count}")
-    weight_dtype = model.dtype_of(weight_dtype)
+    weight_dtype, kv_dtype = model.dtype_of(weight_dtype), model.kv_dtype_of(kv_dtype)
     layer_bytes = model.layer_weight_bytes(weight_dtype)
     kv_bytes = model.kv_bytes_per_token(kv_dtype) / model.layers
     table_bytes = 2 * model.embedding_parameters  # embeddings and head stay at 16 bits

@@ -234,9 +234,10 @@ def _offer(
     least = 1 if configured.cluster is None else configured.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
-    weights = model(experiment.model[0]).dtype_of(experiment.weight_dtype[0])
-    dp = experiment.dp[0]
-    numbers = (weights, experiment.kv_dtype[0], experiment.memory_share[0], dp)
+    language, dp = model(experiment.model[0]), experiment.dp[0]
+    weights = language.dtype_of(experiment.weight_dtype[0])
+    kv = language.kv_dtype_of(experiment.kv_dtype[0])
+    numbers = (weights, kv, experiment.memory_share[0], dp)
     draft = Offer(
         system, settings, kind, tp, pp, usd * tp * pp * dp, least, math.inf, *numbers, least
     )

@@ -86,6 +86,7 @@ class BatchState(DecodeCounters):
         "reports_empty_queue",
         "reserved_blocks",
         "stalled",
+        "state_slots",
         "swap_s",
         "swapped",
         "timeouts",
@@ -141,6 +142,7 @@ class BatchState(DecodeCounters):
         self.overtaken_s = INF  # when the next request would change by time alone
 
         self.ranks = 1
+        self.state_slots: int | None = None
         self._lim = self._limits()
         self._must_refill = True  # batch or queue changed since the last decision
         self._prefill_completed = False  # a prefill completes in this iteration
@@ -252,11 +254,18 @@ class BatchState(DecodeCounters):
         self.ranks = ranks
         self._lim = self._limits()
 
+    def keep_states(self, slots: int) -> None:
+        """Let at most so many requests run at once, for each of which there is room for a state."""
+        self.state_slots = slots
+        self._lim = self._limits()
+
     def _limits(self) -> Limits:
         limits = self.policy.limits(self.view)
-        if self.ranks == 1:
+        if self.ranks == 1 and self.state_slots is None:
             return limits
         budget, seqs = limits.token_budget * self.ranks, limits.max_seqs * self.ranks
+        if self.state_slots is not None:
+            seqs = min(seqs, self.state_slots)
         return replace(limits, token_budget=budget, max_seqs=seqs)
 
     def fail_instance(self) -> list[RequestState]:

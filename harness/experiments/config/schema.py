@@ -343,7 +343,11 @@ class ExperimentSchema(BaseModel):
         tunable=True,
     )
     kv_dtype: Axis[str] = setting(
-        SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True
+        SERVES_MORE,
+        "Number format of the KV cache. auto: the checkpoint's, where it has scales, else bf16.",
+        (AUTO,),
+        metavar="D",
+        tunable=True,
     )
     memory_share: Axis[Share] = setting(
         SERVES_MORE,

@@ -155,17 +155,18 @@ class PlacementSpec(CellPart):
 
     @property
     def settled(self) -> Self:
-        """With the weights of the checkpoint and the fewest GPUs that it fits on, where open.
+        """With the formats of the checkpoint and the fewest GPUs that it fits on, where open.
 
         Raises:
             SloBenchError: a name is unknown, or the model does not fit.
         """
         language = model(self.model)
         weights = language.dtype_of(self.weight_dtype)
+        kv = language.kv_dtype_of(self.kv_dtype)
         tp = self.tp or smallest_tp(
-            language, gpu(self.gpu), self.pp, weights, self.kv_dtype, self.memory_share, self.dp
+            language, gpu(self.gpu), self.pp, weights, kv, self.memory_share, self.dp
         )
-        return self.replaced(tp=tp, weight_dtype=weights)
+        return self.replaced(tp=tp, weight_dtype=weights, kv_dtype=kv)
 
 
 class WorkloadSpec(CellPart):
@@ -339,7 +340,7 @@ def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpe
     """KV blocks of the engine that was measured, where the catalogue does not know its device."""
     if profile is None or profile.device is None:
         return None
-    block_bytes = language.kv_bytes_per_token(spec.kv_dtype) * spec.block_size
+    block_bytes = language.kv_bytes_per_token(language.kv_dtype_of(spec.kv_dtype)) * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ....predictors.bands import kind_of, regime_of
 from ....predictors.operators.assembly import default_step_time
 from ....predictors.placement import Placement
-from ....predictors.server_version import ServerVersion, version_numbers
+from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, step_time
 from ....workloads.arrays import Floats, Ints
@@ -32,9 +32,6 @@ _SYSTEMS = {"trtllm": "vllm"}
 # Of one logit at the sampler's peak: itself in 16 and 32 bits (6), sorted with its index (12), and
 # as much again while sorting.
 SAMPLER_BYTES = 30
-# Outside PyTorch vLLM 0.7 counts 2.1 GiB on A100 with tensor parallelism (a published log of AWS);
-# the reserve of `Placement` has 1 GiB of it.
-COLLECTIVES_BYTES = round(1.1 * GIB)
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def predict(
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
-        beside_bytes=sampler_bytes(case) + collectives_bytes(case),
+        beside_bytes=sampler_bytes(case),
         fixed_num_gpu_blocks=None if blocks is None else max(1, blocks - 1),  # one holds nothing
     )
     if blocks is None:
@@ -176,12 +173,6 @@ def sampler_bytes(case: Case) -> int:
     if case.engine != "vllm":
         return 0
     return max_num_seqs(case) * model(case.model).vocab * SAMPLER_BYTES
-
-
-def collectives_bytes(case: Case) -> int:
-    """Bytes on each GPU that collectives of older vLLM take beyond the reserve of `Placement`."""
-    older = case.engine == "vllm" and version_numbers(case.version) < (0, 9)
-    return COLLECTIVES_BYTES if older and case.tp > 1 else 0
 
 
 def measured_server(case: Case) -> ServerVersion:

@@ -28,7 +28,6 @@ from slo_bench.harness.validation.accuracy.measurement import (
     Skipped,
 )
 from slo_bench.harness.validation.accuracy.predict import (
-    collectives_bytes,
     predict,
     sampler_bytes,
     token_budget,
@@ -292,13 +291,6 @@ def test_lmbenchmark_conversations_have_growing_prompts():
     assert continued == 252 - 55
     short = replace(load, arrival_s=load.arrival_s[:9])
     assert lmbenchmark.conversations(short) is short
-
-
-def test_collectives_bytes_of_older_vllm():
-    case = Case("vllm", "0.8", "a100-80g", "llama-3.1-70b", ClosedLoop(1, 10, 10), tp=2)
-    assert collectives_bytes(case) == round(1.1 * 2**30)
-    assert collectives_bytes(replace(case, tp=1)) == 0
-    assert collectives_bytes(replace(case, version="0.12.0")) == 0
 
 
 def test_summary_has_the_median_errors(measured_folder):
