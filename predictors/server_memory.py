@@ -110,6 +110,13 @@ def server_memory(server: str = ANY, version: str = "") -> ServerMemory:
     return older[-1]
 
 
+def has_memory(server: str, version: str) -> bool:
+    """Whether a row holds for this version of a server."""
+    return server in _rows() and any(
+        _number(row.version) <= _number(version) for row in _rows()[server]
+    )
+
+
 def servers() -> tuple[str, ...]:
     """Servers that have rows, without the one for what is only simulated."""
     return tuple(name for name in _rows() if name != ANY)

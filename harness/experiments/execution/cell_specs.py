@@ -28,6 +28,7 @@ from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
+from ....predictors.server_memory import has_memory
 from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
@@ -288,11 +289,13 @@ def placed(spec: PlacementSpec) -> Placed:
     card = card or gpu(spec.gpu)
     if spec.host_link is not None:
         card = dataclasses.replace(card, host_link=link(spec.host_link).name)
-    names = {spec_field.name for spec_field in dataclasses.fields(Placement)} - {"model", "gpu"}
+    names = {spec_field.name for spec_field in dataclasses.fields(Placement)}
+    names -= {"model", "gpu", "server_version"}
     placement = Placement(
         language,
         card,
         **{name: value for name, value in vars(spec).items() if name in names},
+        **_memory_of(spec),
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
@@ -322,6 +325,14 @@ def placed(spec: PlacementSpec) -> Placed:
     if lora:
         timed = lora.slower(timed, card)
     return Placed(placement, timed, beside, lora=lora or None)
+
+
+def _memory_of(spec: PlacementSpec) -> dict[str, str]:
+    """The server whose memory a placement has, where it is named and its memory is known."""
+    server = spec.server
+    if spec.server_version is None or not has_memory(server.engine, server.version):
+        return {}
+    return {"server": server.engine, "server_version": server.version}
 
 
 def _with_overhead(timed: StepTimeModel, prefill_s: float) -> StepTimeModel:
