@@ -231,6 +231,9 @@ def _mends(way: _Way, models: Sequence[str]) -> Iterator[_Way]:
     renamed = {**options.rename_fields, "max_tokens": name}
     rename = f"--rename-field max_tokens={name}"
     yield replace(way, options=inexact, option="--no-exact-output")
+    for field_name in ("temperature", "stream_options"):
+        without = replace(options, body={**options.body, field_name: ""})
+        yield replace(way, options=without, option=f"--body {field_name}=")
     if options.api in (Api.COMPLETIONS, Api.CHAT):
         yield replace(way, options=replace(options, rename_fields=renamed), option=rename)
         both = replace(inexact, rename_fields=renamed)

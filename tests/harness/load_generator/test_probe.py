@@ -116,6 +116,7 @@ def test_refusal_that_nothing_mends_is_noted_and_known_to_the_first_level(json_s
     ("refused_fields", "option"),
     [
         ({"ignore_eos"}, "--no-exact-output"),
+        ({"temperature"}, "--body temperature="),
         ({"max_tokens"}, "--rename-field max_tokens=max_completion_tokens"),
         (
             {"ignore_eos", "max_tokens"},
