@@ -31,6 +31,7 @@ from typing import Any
 import bench_sending
 import numpy as np
 
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.mock import MockConfig, serving_apart
 from slo_bench.reports.compare.comparing import read_results
 from slo_bench.reports.compare.results import RequestResults, read_requests
@@ -333,34 +334,19 @@ TOKENIZER = "slo-bench/mock"
 
 
 def tokenizer_in(cache: Path) -> Path:
-    """Write a tokenizer whose tokens are words, the mock's among them, as the hub's cache has it;
-    its folder.
+    """Write a small model's tokenizer that has the mock's word, as the hub's cache has it; its
+    folder.
     """
-    words = ("<unk>", "</s>", "tok", *(f"w{k}" for k in range(2000)))
-    special = {"special": True, "normalized": False}
-    special |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-    tokenizer = {
-        "version": "1.0",
-        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
-        "added_tokens": [{"id": k, "content": words[k], **special} for k in (0, 1)],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {
-            **{"type": "WordLevel", "unk_token": "<unk>"},
-            "vocab": {word: k for k, word in enumerate(words)},
-        },
-    }
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
     repository = cache / f"models--{TOKENIZER.replace('/', '--')}"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
+    snapshot = make_model(repository / "snapshots" / ("0" * 40), model_fields(parameters=1_000_000))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
-    for name, content in (
-        ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", {**names, "eos_token": "</s>", "model_max_length": 8192}),
-        ("config.json", {"model_type": "llama", "vocab_size": len(words)}),
-    ):
-        (snapshot / name).write_text(json.dumps(content))
+    path = snapshot / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    vocabulary, space = tokenizer["model"]["vocab"], "\u0120"  # a byte-level tokenizer's
+    vocabulary[f"{space}tok"] = len(vocabulary)
+    tokenizer["model"]["merges"].append([f"{space}to", "k"])
+    path.write_text(json.dumps(tokenizer), "utf-8")
     return snapshot
 
 
