@@ -361,7 +361,8 @@ class _Reader:
             data = match[1]
             if body.startswith(b"data:", position):
                 data, position = _whole_data(body, match)
-            time_s = stamps[bisect_left(ends, position - 1)]
+            line_end = 2 if body.endswith(b"\r\n", start, position) else 1
+            time_s = stamps[bisect_left(ends, position - line_end)]
             position += _blank(body, position)
             together = 2 * (position - begin)
             if not self._event(data, body[begin:position], match.start(1) - begin, time_s):
