@@ -115,6 +115,13 @@ def test_refusal_that_nothing_mends_is_noted_and_known_to_the_first_level(json_s
     assert reached.notes == [f"{url}: a first request failed (400: no)"]
 
 
+def test_server_that_redirects_is_not_measured(json_server):
+    url, requests = json_server(lambda path, body: (308, {}))
+    with pytest.raises(SloBenchError, match="status 308"):
+        reach([Endpoint.parse(url)], HttpOptions())
+    assert len(requests) == 1
+
+
 @pytest.mark.parametrize(
     ("refused_fields", "option"),
     [
