@@ -51,6 +51,7 @@ def run(
     from ...predictors.profiles.profile_format import read_profile
     from ..options.experiment_options import experiment_of
     from ..output.console import print_result
+    from ..output.progress import phase
     from ..output.run_output import (
         check_results,
         run_shown,
@@ -73,19 +74,26 @@ def run(
         from ...harness.validation.replay.run_replay import validate_run
 
         try:
-            levels = validate_run(result.folder, None if judged is None else read_profile(judged))
+            profile = None if judged is None else read_profile(judged)
+            with phase("simulating the levels"):
+                levels = validate_run(result.folder, profile)
         except SloBenchError as error:
             problem = error  # what was measured is shown all the same
     if experiment.backend != "simulated":
         from ...harness.validation.replay.replayed_decisions import compare_decisions
 
-        compare_decisions(result.folder)
-    page = None if execution.no_report or nothing_to_show else write_page(result.folder)
+        with phase("comparing decisions with the simulator's"):
+            compare_decisions(result.folder)
+    page = None
+    if not (execution.no_report or nothing_to_show):
+        with phase("writing the report"):
+            page = write_page(result.folder)
     if as_json:
         rows = [row for level in levels for row in level.rows()] if validate else result.rows()
         typer.echo(json.dumps(rows, allow_nan=False))
     else:
-        summarise(result, page)
+        with phase("making the tables"):
+            summarise(result, page)
     if problem is not None:
         raise problem
     if levels and not as_json:

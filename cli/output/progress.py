@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import typer
 from ..interrupts import check
 
 LINE_EVERY_S = 30.0
+QUIET_S = 2.0  # a phase that lasts longer is named
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -85,6 +87,21 @@ class _Lines:
         if done and total and done < total:
             parts.append(f"about {passed_s * (total - done) / done:.0f} s left")
         return ", ".join(filter(None, parts))
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name on stderr what goes on once it has lasted `QUIET_S`, and then how long it took."""
+    begin_s = time.monotonic()
+    timer = threading.Timer(QUIET_S, lambda: typer.echo(f"{name} …", err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if (passed_s := time.monotonic() - begin_s) >= QUIET_S:
+        typer.echo(f"{name}: {passed_s:.0f} s", err=True)
 
 
 @contextlib.contextmanager

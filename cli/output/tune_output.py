@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..interrupts import interruptible
-from .progress import DESCRIPTION, display
+from .progress import DESCRIPTION, display, phase
 
 if TYPE_CHECKING:
     from ...harness.experiments.execution.ray_pool import OnRay
@@ -39,6 +40,7 @@ def tuned(
     from .console import print_result, result_line
 
     folder = study_options.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
+    begin_s = time.monotonic()
     with (
         interruptible(f"interrupted; go on with: slo-bench tune --resume --out {folder}"),
         _display(folder, settings) as (watch, confirming, ended),
@@ -55,6 +57,7 @@ def tuned(
             confirming=confirming,
             ended=ended,
             warn=lambda line: typer.echo(f"warning: {line}", err=True),
+            say=lambda line: typer.echo(f"{time.monotonic() - begin_s:.0f} s: {line}", err=True),
             pool=pool,
             jobs=None if pool is None else jobs,
         )
@@ -66,7 +69,8 @@ def tuned(
         )
     page = None
     if not no_report and not outcome.study.running:
-        page = write_tuning(outcome.plain(), folder / "report.html")
+        with phase("writing the report"):
+            page = write_tuning(outcome.plain(), folder / "report.html")
     if study_options.as_json:
         results_file = folder / "tune.json"
         typer.echo(results_file.read_text("utf-8") if page or results_file.is_file() else "{}")
@@ -84,18 +88,17 @@ Ended = Callable[[int, float], None]
 def _display(
     folder: Path, settings: TuneSettings
 ) -> Iterator[tuple[Watch, Confirming, Ended | None]]:
-    """Show a progress bar on an interactive terminal, otherwise one line."""
+    """Show a progress bar on an interactive terminal, otherwise lines."""
     if not sys.stderr.isatty():
         typer.echo(f"tuning into {folder}", err=True)
-        yield (lambda progress: None), (lambda done, total: None), None
-        return
-    with display("Bar", "MofNComplete", "TimeElapsed", DESCRIPTION) as change:
-        line = "trials"
+    columns = ("Bar", "MofNComplete", "configurations", "TimeElapsed", DESCRIPTION)
+    with display(*columns) as change:
+        line = ""
         change(total=settings.trials, description=line)
 
         def watch(progress: TuneProgress) -> None:
             nonlocal line
-            line = f"trials · {progress.requests:,} requests"
+            line = f"{progress.requests:,} requests"
             if progress.best:
                 best = progress.best[0]
                 values = ", ".join(f"{value:.4g}" for value in best.values or ())
@@ -108,6 +111,6 @@ def _display(
             change(completed=done, total=total, description=line)
 
         def ended(requests: int, clock_s: float) -> None:
-            change(description=f"{line} · running, {requests:,} ended")
+            change(description=f"{line} · running, {requests:,} ended".removeprefix(" · "))
 
         yield watch, confirming, ended

@@ -53,6 +53,8 @@ def listed_models(
 
 def _no_server(endpoint: Endpoint, target: str, error: Exception) -> str:
     why = f"no OpenAI-compatible server answers at {endpoint.url}: GET {target}: {error}"
+    if not endpoint.tls and str(error).startswith("closed"):
+        why += "; does it speak TLS (https://)?"
     proxies = [name for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") if _has(name)]
     if proxies and not is_loopback(endpoint.host):
         why += f" (proxies are not used, and {' and '.join(proxies)} name one)"

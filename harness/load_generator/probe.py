@@ -129,13 +129,15 @@ def _way_to(
         return _Way(endpoint, options), Answered(served=True)
     chosen = _Way(endpoint, options)
     answer = ask(chosen.endpoint, chosen.options)
-    if answer.served or not answer.refused:
+    if answer.served or not (answer.refused or answer.status // 100 == 3):
         return chosen, answer
     if answer.status in (401, 403):
         raise SloBenchError(
             f"{endpoint.url} answers with status {answer.detail}: --api-key-env names the "
             "environment variable that holds an API key, --header sends others"
         )
+    if answer.status // 100 == 3:
+        raise SloBenchError(f"{endpoint.url} answers with status {answer.detail}")
     if answer.status in _NOT_THERE:
         for way in _other_places(endpoint, options):
             elsewhere = ask(way.endpoint, way.options)
@@ -231,6 +233,9 @@ def _mends(way: _Way, models: Sequence[str]) -> Iterator[_Way]:
     renamed = {**options.rename_fields, "max_tokens": name}
     rename = f"--rename-field max_tokens={name}"
     yield replace(way, options=inexact, option="--no-exact-output")
+    for field_name in ("temperature", "stream_options"):
+        without = replace(options, body={**options.body, field_name: ""})
+        yield replace(way, options=without, option=f"--body {field_name}=")
     if options.api in (Api.COMPLETIONS, Api.CHAT):
         yield replace(way, options=replace(options, rename_fields=renamed), option=rename)
         both = replace(inexact, rename_fields=renamed)

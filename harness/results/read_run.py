@@ -44,9 +44,14 @@ FAULT_COLUMN = "fault_detail"
 TOKENIZER_COLUMN = "prompt_tokenizer"
 """Folder of the tokenizer of generated prompts; only cells on real servers have it."""
 
+API_COLUMN = "api"
+"""API that requests were sent to, as chosen or by a probe; only cells on real servers have it."""
+
 WARM_CACHE_COLUMN = "warm_cache_share"
 """Share of prompt tokens that a server had cached before though the workload does not share them;
 only cells on real servers have it."""
+
+_WORD_COLUMNS = (REASON_COLUMN, FAULT_COLUMN, API_COLUMN, TOKENIZER_COLUMN, BAND_BASIS)
 
 NUMBER_COLUMNS = (
     "gpus",
@@ -306,7 +311,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if raw.empty:
         raise FileFormatError(path, None, "holds no finished cell; run the experiment first")
     axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
-    words = {*TEXT_COLUMNS, *axes, REASON_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, BAND_BASIS}
+    words = {*TEXT_COLUMNS, *axes, *_WORD_COLUMNS}
     numbers = _numbers_of(path, raw.drop(columns=[c for c in names if c in words | _JUDGED]))
     columns: dict[str, pd.Series[Any]] = {}
     for column in names:

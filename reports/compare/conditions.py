@@ -8,6 +8,7 @@ column of cells.csv and is matched row by row (`matching.py`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pydantic import BaseModel
 
 from ...harness.experiments.config.experiment_file import TABLES
@@ -27,6 +29,7 @@ from ...harness.experiments.config.setting import (
     declared,
     listed,
 )
+from ...harness.results.read_run import API_COLUMN
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.slo import parse_slo
 
@@ -62,6 +65,12 @@ class Settings:
         parameters = _mapping(table.get("parameters"))
         by_system = {name: chosen for name, chosen in parameters.items() if _mapping(chosen)}
         return cls(values, by_system, _mapping(inputs))
+
+    def with_api(self, cells: pd.DataFrame) -> Settings:
+        """These settings with the API that the cells of a run were sent to, if it is one."""
+        apis = set(cells[API_COLUMN]) - {""} if API_COLUMN in cells else set()
+        values = dict.fromkeys(["client.api"], *apis) if len(apis) == 1 else {}
+        return dataclasses.replace(self, values={**self.values, **values})
 
     def value(self, setting: Declared) -> Any:
         """The value of a setting; its default where the file does not name it."""

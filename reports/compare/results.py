@@ -288,13 +288,14 @@ def run_results(path: Path) -> Results:
             f"{run.name}: {len(left_out)} of {len(cells)} cells are invalid and left out: "
             f"{reasons_text(left_out)}."
         )
+    settings = Settings.of(experiment, run.environment.get(INPUTS))
     return Results(
         name=run.name,
         kind="slo-bench",
         cells=[cell for cell in cells if not cell.invalid_because],
         has_slo=True,
         notes=tuple(notes),
-        settings=Settings.of(experiment, run.environment.get(INPUTS)),
+        settings=settings.with_api(table),
         left_out=left_out,
         simulated=bool((table["backend"] == "simulated").any()),
         unfinished=run.unfinished,

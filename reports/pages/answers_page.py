@@ -12,6 +12,10 @@ _COUNTS = {
     "unstreamed_answers": "answers came in one piece: their TPOT is not known, and meets no bound",
     "uncounted_answers": "answers have more tokens by their usage than they show (hidden "
     "reasoning?): their TPOT is not known, and meets no bound",
+    "silent_openings": "answers opened long before their first text, and their usage counts more "
+    "tokens than events: if the server hides reasoning, their TPOT is too short",
+    "refuted_usages": "answers have a usage that is no number or counts fewer tokens than they "
+    "show: their tokens are counted by their events",
     "surplus_outputs": "answers have more tokens than requested",
     "truncated_outputs": "answers have fewer tokens than requested: those levels had less work "
     "than offered",

@@ -104,7 +104,7 @@ def confirm(
             progress(done, len(calls))
         return rows
 
-    with Servers(folder / "servers") as servers:
+    with Servers(folder / "servers", say=tuned.servers.say) as servers:
         for place, workload in enumerate(dict.fromkeys((own_workload, *workloads))):
             evaluation = tuned.again(
                 folder / str(place), servers, seeds_from=FRESH_SEEDS, workload=(workload,)
@@ -272,7 +272,7 @@ def ablated(
         rate_rps = row.values[aim.names.index(CAPACITY)]
     if not changed or rate_rps == 0:
         return row, []
-    with Servers(folder / "servers") as servers:
+    with Servers(folder / "servers", say=tuned.servers.say) as servers:
         evaluation = tuned.again(folder, servers, seeds_from=_FIRST_SEED)
 
         def figures(configuration: Configuration) -> Sequence[float]:

@@ -137,11 +137,13 @@ def _is_figure(value: object) -> TypeGuard[float]:
 class Servers:
     """At most one running server, kept while configurations can share it.
 
-    Leaving the block stops it. Server logs are kept in `folder`, under the cell's name.
+    Leaving the block stops it. Server logs are kept in `folder`, under the cell's name. `say` is
+    called with what goes on: a server starts, it is probed, it stops.
     """
 
     folder: Path
     prompt_salt: str = field(default_factory=lambda: secrets.token_hex(8))
+    say: Callable[[str], None] = lambda line: None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _running: tuple[Hashable, CellServer] | None = None
 
@@ -153,6 +155,8 @@ class Servers:
 
     def stop(self) -> None:
         """Stop the server that runs, if one does."""
+        if self._running is not None:
+            self.say("stopping the server")
         self._running = None
         self._stack.close()
         self._stack = contextlib.ExitStack()
@@ -165,7 +169,8 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        backend = backend_of(salted(experiment, {PROMPT_SALT: self.prompt_salt}))
+        salted_experiment = salted(experiment, {PROMPT_SALT: self.prompt_salt})
+        backend = backend_of(salted_experiment, say=self.say)
         key = (backend.name, repr(backend), backend.configuration(spec))
         if self._running is not None and self._running[0] == key:
             return self._running[1]

@@ -65,6 +65,7 @@ def tune(
     confirming: Confirming = lambda done, total: None,
     ended: Ended | None = None,
     warn: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
     pool: WorkerPool | None = None,
     jobs: int | None = None,
 ) -> TuningOutcome:
@@ -86,6 +87,7 @@ def tune(
         ended: called within a run with (requests ended, clock in seconds).
         warn: called before the first trial with what is wrong with the question: an SLO that the
             default misses almost without load.
+        say: called with what goes on with a real server: it starts, it is probed, it stops.
         pool: processes that simulate: a `LocalPool`, or `OnRay().pool()`.
         jobs: trials at once with a pool; by default the pool's size.
 
@@ -110,7 +112,7 @@ def tune(
             for unfinished in folder.glob(".*.[0-9]*.part"):
                 unfinished.unlink()  # of a process that was killed; the lock excludes other writers
             study = _study(kept, place.study, tuning, alone=place.storage is None)
-        with Servers(folder / "servers") as servers:
+        with Servers(folder / "servers", say=say) as servers:
             evaluation = ConfigurationEvaluator(
                 tuning.experiment,
                 tuning.space,

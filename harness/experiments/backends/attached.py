@@ -33,7 +33,7 @@ from ...load_generator.send_job import Senders
 from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
-from ...results.read_run import FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
+from ...results.read_run import API_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ...servers.server_kinds import metrics_by_server
@@ -198,6 +198,7 @@ class Attached(Deployment):
             columns=_columns(http_result),
             figures={
                 **_figures(workload, http_result),
+                API_COLUMN: options.api.value,
                 TOKENIZER_COLUMN: self.client.tokenizer,
                 WARM_CACHE_COLUMN: None if warm_share is None else _rounded(warm_share),
                 "given_prompts": int(given_prompts(workload, options).sum()),
@@ -382,6 +383,8 @@ def _answers_figures(workload: Workload, http_result: HttpResult) -> dict[str, V
         "surplus_outputs": int((whole & (columns.surplus > 0)).sum()),
         "unstreamed_answers": int((whole & together).sum()),
         "uncounted_answers": int((whole & unsure).sum()),
+        "silent_openings": int((whole & (columns.silent > 0)).sum()),
+        "refuted_usages": int((whole & (columns.refuted > 0)).sum()),
         "prompt_tokens_ratio": _rounded(np.median(ratios)) if len(ratios) else None,
     }
 

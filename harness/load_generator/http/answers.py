@@ -41,6 +41,8 @@ _NO_ENDS = (  # finish reasons of answers that are not whole
 _ABORTED = ("abort", "aborted", "cancelled", "canceled")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
+_MOST_DIGITS = 20  # of a count that is a text
+_LONE_CR = re.compile(rb"\r(?!\n)")  # which ends a line of events as well
 
 
 @dataclass
@@ -56,6 +58,8 @@ class CompletionResult:
     untimed_tokens: float = 0  # that take no part in TPOT, see `token_counts.Counted`
     unsure: bool = False  # whether the number of tokens is not known
     surplus: bool = False  # whether there are more than the request allows
+    refuted: bool = False  # whether the usage is no count, or counts less than is shown
+    silent: bool = False  # whether it opened long before it showed something
     prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = -1
@@ -82,6 +86,7 @@ class Raw:
     most_tokens: int | None = None  # `max_tokens` of the request; None: unknown
     chunked: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # of the answer, if it is no stream
+    hides: bool = False  # whether the request asks for reasoning not to be shown
 
 
 def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
@@ -92,6 +97,8 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
             return _judged(reader.answer, raw)
         raw = _without_chunks(raw)
     raw = _without_compression(raw)
+    if b"\r\r" in raw.body or b"\rdata:" in raw.body:
+        raw = replace(raw, body=_LONE_CR.sub(b"\n", raw.body))
     reader = _Reader(raw, keep_text)
     answer = reader.answer
     if raw.fault is RequestFault.NONE and raw.status != 200:
@@ -108,12 +115,18 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
             reader.read_whole(stripped)
         else:
             reader.read_stream()
-        if answer.fault in (RequestFault.CUT, RequestFault.EMPTY) and (
-            kind := not_streamed_kind(raw.headers)
-        ):
-            answer.fault = RequestFault.MALFORMED
-            answer.detail = f"{kind} came in place of an answer: {message_of(raw.body)}"
+        if answer.fault in (RequestFault.CUT, RequestFault.EMPTY):
+            _tell_kind(answer, raw, stripped)
     return _judged(answer, raw)
+
+
+def _tell_kind(answer: CompletionResult, raw: Raw, body: bytes) -> None:
+    """Say of an answer that has no token what it is, if it is neither events nor an object."""
+    if not body:
+        answer.detail = "status 200 with an empty body"
+    elif kind := not_streamed_kind(raw.headers, body):
+        answer.fault = RequestFault.MALFORMED
+        answer.detail = f"{kind} came in place of an answer: {message_of(raw.body)}"
 
 
 def _without_compression(raw: Raw) -> Raw:
@@ -189,6 +202,7 @@ class _Reader:
         self._events = TokenEvents()
         self._hidden_tokens = 0  # reasoning, by the usage
         self._absurd = ""
+        self._no_count = False  # whether a usage has no number of tokens where one should be
         self._texts: list[str] = []
         self._contents: list[str] = []
         self._done = False
@@ -224,8 +238,8 @@ class _Reader:
             if choices is None:
                 self._fault(RequestFault.MALFORMED, "choices are no list of objects")
                 return
-            for choice in choices:
-                self._choice(_said(choice), last_s)
+            for message in _said_by(choices):
+                self._choice(message, last_s)
             self._usage(chunk)
         self._done = True
         self._settle()
@@ -347,7 +361,8 @@ class _Reader:
             data = match[1]
             if body.startswith(b"data:", position):
                 data, position = _whole_data(body, match)
-            time_s = stamps[bisect_left(ends, position - 1)]
+            line_end = 2 if body.endswith(b"\r\n", start, position) else 1
+            time_s = stamps[bisect_left(ends, position - line_end)]
             position += _blank(body, position)
             together = 2 * (position - begin)
             if not self._event(data, body[begin:position], match.start(1) - begin, time_s):
@@ -402,7 +417,7 @@ class _Reader:
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
-        self._plain(_PlainEvent(payload, list(map(_said, choices))), event, data_at, time_s)
+        self._plain(_PlainEvent(payload, _said_by(choices)), event, data_at, time_s)
         return True
 
     def _plain(self, plain: _PlainEvent, event: bytes, data_at: int, time_s: float) -> None:
@@ -442,12 +457,13 @@ class _Reader:
         if self._keep_text:
             contents = self._contents[n_contents:]
             shape.is_content = bool(contents)
-            single_text = contents in ([], [text]) and not choice.get("index")
+            single_text = contents in ([], [text]) and not message.number
             return single_text and (token_id >= 0 or not ids)
         return True
 
     def _choice(self, message: _Said, time_s: float) -> None:
         text, content, size, listed, reasons = message.shown
+        self._events.opened_s = min(self._events.opened_s, time_s)
         if message.finish and self._finish not in _NO_ENDS:
             self._finish = message.finish
         if message.stop:
@@ -455,6 +471,7 @@ class _Reader:
         if message.counts:
             self._events.add(time_s, size, message.number, listed)
             self._events.reasons |= reasons
+            self._events.calls |= size > 0 and not text
         if self._keep_text:
             self._texts.append(text)
             if not message.number:
@@ -469,6 +486,7 @@ class _Reader:
         if usage is None and isinstance(other := payload.get("x_groq"), dict):
             usage = other.get("usage")
         if not isinstance(usage, dict):
+            self._no_count |= bool(usage)
             return False
         answer = self.answer
         if (prompt := _first(usage, "prompt_tokens", "input_tokens")) is not None:
@@ -490,6 +508,7 @@ class _Reader:
             answer.completion_tokens += self._hidden_tokens
         if answer.completion_tokens >= 0:
             self._events.total(answer.completion_tokens)
+        self._no_count |= answer.completion_tokens < 0
         return True
 
     def _fault(self, fault: RequestFault, detail: str) -> None:
@@ -507,11 +526,13 @@ class _Reader:
         answer.text = "".join(self._texts)
         answer.content = "".join(self._contents)
         answer.finish = self._finish
-        counted = self._events.count(self._hidden_tokens, self._raw.body)
+        raw = self._raw
+        counted = self._events.count(self._hidden_tokens, raw.body, hides=raw.hides)
         answer.token_s, answer.sequences = counted.token_s, counted.sequences
         answer.chunks, answer.untimed_tokens = counted.chunks, counted.untimed_tokens
-        answer.unsure = counted.unsure
-        max_tokens = self._raw.most_tokens
+        answer.unsure, answer.silent = counted.unsure, counted.silent
+        answer.refuted = counted.refuted or self._no_count
+        max_tokens = raw.most_tokens
         tokens = max(answer.completion_tokens, len(answer.token_s))
         answer.surplus = max_tokens is not None and tokens > max_tokens
         if answer.fault is not RequestFault.NONE:
@@ -534,7 +555,12 @@ class _Reader:
                 answer.detail = f"{answer.completion_tokens:,} tokens by the usage, and none shown"
 
 
-def _said(choice: Mapping[str, Any]) -> _Said:
+def _said_by(choices: Sequence[Mapping[str, Any]]) -> list[_Said]:
+    return [_said(choice, position) for position, choice in enumerate(choices)]
+
+
+def _said(choice: Mapping[str, Any], position: int) -> _Said:
+    """What a choice says; its number is its position in the event where it names none."""
     part = _part(choice)
     shows = shown(choice, part)
     index, finish, stop = (
@@ -547,7 +573,7 @@ def _said(choice: Mapping[str, Any]) -> _Said:
     return _Said(
         choice,
         shows,
-        index if isinstance(index, int) else 0,
+        position if (number := _count(index)) < 0 else number,
         finish if isinstance(finish, str) else "",
         str(stop) if stop else "",
         counts,
@@ -564,7 +590,7 @@ def _plain_event(data: bytes) -> _PlainEvent | None:
     if not isinstance(payload, dict) or "choices" not in payload or _is_error(payload):
         return None
     choices = _choices(payload)
-    return None if choices is None else _PlainEvent(payload, list(map(_said, choices)))
+    return None if choices is None else _PlainEvent(payload, _said_by(choices))
 
 
 _shared = (SharedShapes(), SharedShapes())  # of answers whose texts are not kept, and are
@@ -650,7 +676,11 @@ def _choices(reply: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _count(value: object) -> int:
-    """Return a token count reported by the server; -1 if there is no valid one."""
+    """Return a token count reported by the server, as text or as 16.0 too; -1 if it is none."""
+    if isinstance(value, float):
+        value = int(value) if value % 1 == 0 else -1
+    elif isinstance(value, str) and value.isdecimal() and len(value) < _MOST_DIGITS:
+        value = int(value)
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
     return cast("int", value) if is_count else -1
 

@@ -36,6 +36,8 @@ _MOST_TRAILER_BYTES = 8 << 10
 _MOST_HEADER_BYTES = 200
 # Headers that say what an answer is if it is no stream of events.
 _KEPT_HEADERS = (b"content-type", b"content-encoding", b"retry-after", b"location")
+_TLS_ALERT = b"\x15\x03"  # what a server that speaks TLS answers to plain HTTP
+_SPEAKS_TLS = "the server speaks TLS there: https:// in place of http://"
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # of a stream of events
 
 
@@ -175,7 +177,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
-            self.break_off(RequestFault.MALFORMED, f"no HTTP: {error}")
+            detail = _SPEAKS_TLS if data.startswith(_TLS_ALERT) else f"no HTTP: {error}"
+            self.break_off(RequestFault.MALFORMED, detail)
 
     def _too_long(self, exchange: Exchange) -> None:
         self.break_off(

@@ -132,6 +132,8 @@ class Endpoint:
             raise SloBenchError(
                 f"--ca-file {self.ca_file} cannot be read: {error.strerror or error}"
             ) from None
+        if self.ca_file:  # an authority below the root, or the server's own certificate
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -68,10 +68,19 @@ def connect_detail(error: BaseException) -> str:
 
     detail = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"the server's certificate is not trusted ({error.verify_message}): --ca-file FILE "
-            "with the authority's certificate, or --insecure"
-        )
+        mend = _CERTIFICATE_MENDS.get(error.verify_code, _AUTHORITY)
+        message = error.verify_message.rstrip(".")
+        return f"the server's certificate is not trusted ({message}): {mend}, or --insecure"
     if isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in detail:
         return "the server speaks no TLS there: http:// in place of https://"
     return detail
+
+
+_AUTHORITY = "--ca-file FILE with the authority's certificate"
+_NAME = "give the name that is in the certificate as address"
+_CERTIFICATE_MENDS = {  # by OpenSSL's code of the problem (X509_V_ERR_…)
+    10: "it has expired, the server needs another one",
+    20: f"{_AUTHORITY}, or of the intermediate one that the server does not send",
+    62: _NAME,
+    64: _NAME,
+}

@@ -41,7 +41,9 @@ def decoded(
     if coding not in _DECODED:
         why = f"the answer is compressed ({coding}), though none was asked for"
         return Decoded(stamps, lengths, body, why)
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    # Some servers mean by deflate the format without a head.
+    is_bare = coding == "deflate" and not _has_zlib_head(body)
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
     plain, times_s, room, position = [], array("d"), _MOST_BYTES, 0
     try:
         for time_s, length in zip(stamps, lengths, strict=True):
@@ -58,6 +60,11 @@ def decoded(
     return Decoded(times_s, array("I", map(len, plain)), b"".join(plain))
 
 
+def _has_zlib_head(body: bytes) -> bool:
+    head = int.from_bytes(body[:2], "big")
+    return head >> 8 & 15 == zlib.DEFLATED and head % 31 == 0  # RFC 1950, 2.2
+
+
 def is_page(headers: Mapping[str, str], body: bytes) -> bool:
     """Return True if a page for people came in place of an answer."""
     start = body[:200].lstrip().lower()
@@ -66,10 +73,12 @@ def is_page(headers: Mapping[str, str], body: bytes) -> bool:
     )
 
 
-def not_streamed_kind(headers: Mapping[str, str]) -> str:
-    """Return the kind of an answer that is neither events nor JSON; empty if it is one."""
+def not_streamed_kind(headers: Mapping[str, str], body: bytes) -> str:
+    """Return the kind of an answer that is neither events nor an object; empty if it is one."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    return "" if kind in ("", "text/event-stream", "application/json") else kind
+    if kind == "application/json":
+        return "" if body.startswith((b"{", b"data:", b"event:", b":")) else kind
+    return "" if kind in ("", "text/event-stream") else kind
 
 
 def message_of(body: bytes) -> str:

@@ -60,7 +60,12 @@ class Spool:
         self._end += len(record)
 
     def raw(
-        self, exchange: Exchange, *, embeds: bool = False, most_tokens: int | None = None
+        self,
+        exchange: Exchange,
+        *,
+        embeds: bool = False,
+        most_tokens: int | None = None,
+        hides: bool = False,
     ) -> Raw:
         """Return an exchange with its bytes, whether they are in the file or not yet."""
         place = self._places.get(exchange.row)
@@ -80,6 +85,7 @@ class Spool:
             most_tokens,
             exchange.chunked,
             exchange.headers,
+            hides,
         )
 
     def _read(
@@ -120,7 +126,8 @@ class RequestColumns:
     be `arrival_s` if the client were never late and connections cost nothing. `prompt_tokens`,
     `completion_tokens` and `cached_tokens` are counts of the server, -1 if unknown.
     `untimed_tokens` have no part in TPOT; `unsure` is 1 where the number of tokens is not known,
-    `surplus` where there are more than were asked for.
+    `surplus` where there are more than were asked for, `refuted` where the usage is not used,
+    `silent` where an answer opened long before it showed something.
     """
 
     arrival_s: Floats
@@ -140,6 +147,8 @@ class RequestColumns:
     untimed_tokens: Floats
     unsure: Ints
     surplus: Ints
+    refuted: Ints
+    silent: Ints
     prompt_tokens: Ints
     completion_tokens: Ints
     cached_tokens: Ints
@@ -183,7 +192,7 @@ _OF_EXCHANGE = {
     "ended_s": "end_s",
 }
 _OF_ANSWER = (
-    *("outcome", "chunks", "untimed_tokens", "unsure", "surplus"),
+    *("outcome", "chunks", "untimed_tokens", "unsure", "surplus", "refuted", "silent"),
     *("prompt_tokens", "completion_tokens", "cached_tokens"),
 )
 

@@ -105,7 +105,9 @@ async def exchanged(
         async with asyncio.timeout(limit_s):
             await ended
     except TimeoutError:
-        raise NoAnswerError(f"no whole answer within {limit_s:g} s") from None
+        sent = exchange.sent_s == exchange.sent_s
+        missing = "whole answer" if sent else "TLS connection" if endpoint.tls else "connection"
+        raise NoAnswerError(f"no {missing} within {limit_s:g} s") from None
     finally:
         await pool.close()
     return exchange

@@ -5,7 +5,8 @@ arguments of a tool, or tokens that it lists (`token_ids`, `logprobs`). Only suc
 answer, so TTFT is that of the first. What counts, best first: the tokens that every event lists;
 the usage, spread over the events since the usage before it (all of them, if it comes once) by the
 size of their texts; one token an event. Tokens that no event shows (reasoning that is not streamed)
-are in no time per token. `docs/metrics.md` has a table of the rules.
+are in no time per token. A usage that the events refute is not used. `docs/metrics.md` has a table
+of the rules.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any, NamedTuple
 
 from .event_shapes import Middle
@@ -33,6 +34,7 @@ _WITHIN = (
 )
 _SPOKEN_REASONING = (b"</think>", b"<|channel|>")  # within the text of the answer
 _LEAST_TOKEN_S = 50e-6  # tokens that follow each other faster were held back and came together
+_SILENT_GAPS = 3  # an answer that opens and shows nothing for as many of its gaps may hide tokens
 
 
 class Shown(NamedTuple):
@@ -135,6 +137,8 @@ class Counted:
             tokens of the first event. All of them where no time per token is known; of several
             choices such that it is the mean of theirs.
         unsure: whether that is because their number is not known.
+        refuted: whether the usage counts fewer tokens than the events show, and is not used.
+        silent: whether tokens may have come before the first text, of which nothing tells.
     """
 
     token_s: array[float]
@@ -142,14 +146,33 @@ class Counted:
     chunks: int = 0
     untimed_tokens: float = 0
     unsure: bool = False
+    refuted: bool = False
+    silent: bool = False
+
+
+class _Shares(NamedTuple):
+    """Tokens of each event, and what is true of them as in `Counted`."""
+
+    tokens: list[int]
+    unsure: bool = False
+    refuted: bool = False
 
 
 class TokenEvents:
-    """The events of one answer that may have brought tokens, in their order."""
+    """The events of one answer that may have brought tokens, in their order.
+
+    Attributes:
+        times_s: when they came.
+        reasons: whether some of them show reasoning.
+        calls: whether some of them show a call of a tool and no text.
+        opened_s: time of the first event that was read as JSON, whatever it shows.
+    """
 
     def __init__(self) -> None:
         self.times_s: array[float] = array("d")
-        self.reasons = False  # whether some of them show reasoning
+        self.reasons = False
+        self.calls = False
+        self.opened_s = float("inf")
         self._alike: list[_Alike] = []
         self._showing = 0
         self._listing = 0  # of those that show something
@@ -179,8 +202,11 @@ class TokenEvents:
         """Note the usage so far: tokens in all."""
         self._totals[len(self.times_s)] = tokens
 
-    def count(self, hidden_tokens: int, body: bytes) -> Counted:
-        """Count the tokens; `hidden_tokens` of the usage are reasoning, if the server says so."""
+    def count(self, hidden_tokens: int, body: bytes, *, hides: bool = False) -> Counted:
+        """Count the tokens; `hidden_tokens` of the usage are reasoning, if the server says so.
+
+        `hides`: the request asks for reasoning not to be shown.
+        """
         times_s, showing, n = self.times_s, self._showing, len(self.times_s)
         last = self._totals.get(n, -1)
         plain = showing == n and not self._several
@@ -190,14 +216,18 @@ class TokenEvents:
             hidden_tokens = 0
         sizes = [size for alike in self._alike for size in alike.sizes()]
         if showing and self._listing == showing:
-            shares, unsure = [max(0, listed) for listed in self._of_each("listed")], False
+            shares = _Shares([max(0, listed) for listed in self._of_each("listed")])
         else:
-            shares, unsure = self._shares(sizes, hidden_tokens)
-        token_s = _times(times_s, shares)
-        counted = _counted(token_s, max(showing, sum(map(bool, shares))), unsure=unsure)
+            shares = self._shares(sizes, hidden_tokens)
+        silent = not hidden_tokens and self._may_hide(shares.tokens)
+        unsure = shares.unsure or (silent and hides)
+        token_s = _times(times_s, shares.tokens)
+        chunks = max(showing, sum(map(bool, shares.tokens)))
+        counted = _counted(token_s, chunks, unsure=unsure)
+        counted.refuted, counted.silent = shares.refuted, silent and self._is_silent(sizes)
         choices = self._of_each("choice")
         if len(names := sorted(set(choices))) > 1:
-            pairs = list(zip(choices, shares, strict=True))
+            pairs = list(zip(choices, shares.tokens, strict=True))
             counted.sequences = [
                 _times(times_s, [share if choice == name else 0 for choice, share in pairs])
                 for name in names
@@ -217,26 +247,54 @@ class TokenEvents:
     def _of_each(self, name: str) -> list[int]:
         return [getattr(alike, name) for alike in self._alike for _ in alike.shown]
 
-    def _shares(self, sizes: Sequence[int], hidden_tokens: int) -> tuple[list[int], bool]:
-        """Tokens of each event, and whether they are not known."""
-        n = len(sizes)
-        showing = n - sizes.count(0)
-        first = next((k for k, size in enumerate(sizes) if size), n)
-        begun = first < n
-        reported = max(self._totals.values(), default=-1)
+    def _may_hide(self, shares: Sequence[int]) -> bool:
+        """Whether a usage at the end may count tokens that no event shows: more than events."""
+        if self.reasons or self.calls or self._listing or len(self._totals) > 1:
+            return False
+        return sum(shares) > self._showing > 1
+
+    def _is_silent(self, sizes: Sequence[int]) -> bool:
+        """Whether the answer opened, and was then silent for longer than it ever was later."""
+        shown_s = [time_s for time_s, size in zip(self.times_s, sizes, strict=True) if size]
+        longest_s = max(later_s - time_s for time_s, later_s in pairwise(shown_s))
+        return shown_s[0] - self.opened_s > _SILENT_GAPS * longest_s
+
+    def _shares(self, sizes: Sequence[int], hidden_tokens: int) -> _Shares:
+        """Tokens of each event by the usage; one each that shows something without one."""
+        showing = len(sizes) - sizes.count(0)
+        first = next((k for k, size in enumerate(sizes) if size), len(sizes))
+        ones = [1 if size else 0 for size in sizes]
+        totals = {k: total for k, total in self._totals.items() if k > first or not showing}
+        reported = max(totals.values(), default=-1)
+        if not totals or (not showing and reported <= hidden_tokens):
+            return _Shares(ones)
+        grows = _grows(totals, sizes)
+        if len(totals) > 1 and (self._several_choices or not grows[-1]):
+            # Each choice has its own, or it says the same in all events: not a running one.
+            totals = {len(sizes): reported}
+            if reported < showing and (self._several_choices or 2 * sum(grows) < len(grows)):
+                return _Shares(ones, refuted=not self._several_choices)
+        # One token does not come in several events: such a usage counts something else.
+        if reported < min(2, showing):
+            return _Shares(ones, refuted=True)
         if reported - hidden_tokens < showing:
             hidden_tokens = 0  # they were shown after all
-        visible = reported - hidden_tokens
-        ones = [1 if size else 0 for size in sizes]
-        # One token does not come in several events: such a usage counts something else.
-        if visible < min(2, showing) or (not begun and visible <= 0):
-            return ones, False
+        return self._spread(sizes, totals, hidden_tokens)
+
+    @property
+    def _several_choices(self) -> bool:
+        return len({alike.choice for alike in self._alike}) > 1
+
+    def _spread(
+        self, sizes: Sequence[int], totals: Mapping[int, int], hidden_tokens: int
+    ) -> _Shares:
+        """Spread the tokens between two usages over the events between them."""
+        showing = len(sizes) - sizes.count(0)
+        first = next((k for k, size in enumerate(sizes) if size), len(sizes))
         shares: list[int] = []
         unsure = False
         before = 0
-        for place, total in sorted(self._totals.items()):
-            if place <= first and begun:  # they show with the first event
-                continue
+        for place, total in sorted(totals.items()):
             start, tokens = len(shares), max(0, total - before)
             part = sizes[start:place]
             # What was thought in silence came before what is shown.
@@ -244,14 +302,25 @@ class TokenEvents:
             silent = min(hidden_tokens, max(0, tokens - least))
             hidden_tokens -= silent
             tokens -= silent
-            lead = max(0, first - start) if begun else 0
+            lead = max(0, first - start) if showing else 0
             capacity = sum(part) + part.count(0) - lead
             if tokens > capacity:  # some were not shown; how many of each event is not known
                 unsure |= least != 1 or showing == 1
                 tokens = least or capacity
             shares += [0] * lead + spread(tokens, part[lead:])
             before = max(before, total)
-        return shares + ones[len(shares) :], unsure
+        return _Shares(shares + [1 if size else 0 for size in sizes[len(shares) :]], unsure)
+
+
+def _grows(totals: Mapping[int, int], sizes: Sequence[int]) -> list[bool]:
+    """Whether the usage grows with each part of the events that shows something, in order."""
+    grows = []
+    start = highest = 0
+    for place, total in sorted(totals.items()):
+        if any(sizes[start:place]):
+            grows.append(total > highest)
+        start, highest = place, max(highest, total)
+    return grows or [True]
 
 
 def spread(tokens: int, sizes: Sequence[int]) -> list[int]:

@@ -257,10 +257,13 @@ class Bodies:
 
 
 class Expected(TypedDict):
-    """What is known of an answer: its kind, and the most tokens it may have (None: unknown)."""
+    """What is known of an answer: its kind, the most tokens it may have (None: unknown), whether
+    its reasoning is not to be shown.
+    """
 
     embeds: bool
     most_tokens: int | None
+    hides: bool
 
 
 def _most_tokens(workload: Workload, options: HttpOptions) -> Ints | None:
@@ -274,6 +277,17 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> Ints | None:
     per_copy = np.full(len(workload), max(limits)) if limits else tokens
     total_tokens: Ints = np.multiply(per_copy, copies, dtype=np.int64)
     return total_tokens
+
+
+def _hides(body: Mapping[str, Any]) -> bool:
+    """Whether the fields of a request ask for reasoning not to be shown."""
+    reasoning, thinking = body.get("reasoning"), body.get("thinking")
+    return (
+        body.get("include_reasoning") is False  # vLLM, OpenRouter
+        or body.get("reasoning_format") == "hidden"  # Groq
+        or (isinstance(reasoning, dict) and reasoning.get("exclude") is True)  # OpenRouter
+        or (isinstance(thinking, dict) and thinking.get("display") == "omitted")  # Anthropic
+    )
 
 
 class WireRequests:
@@ -295,6 +309,7 @@ class WireRequests:
         )
         self._kinds = [RequestType(kind) for kind in workload.request_type.tolist()]
         self._most_tokens = _most_tokens(workload, options)
+        self._hides = _hides(options.body)
         self._embeds = {kind: not options.api.of(kind).streams for kind in RequestType}
         self._heads = [
             {kind: _head(endpoint, options.api.of(kind).path, extra) for kind in RequestType}
@@ -321,7 +336,7 @@ class WireRequests:
         """Return what is known of a row's answer before it comes."""
         embeds = self._embeds[self._kinds[row]]
         most_tokens = None if embeds or self._most_tokens is None else int(self._most_tokens[row])
-        return {"embeds": embeds, "most_tokens": most_tokens}
+        return {"embeds": embeds, "most_tokens": most_tokens, "hides": self._hides}
 
     def most_bytes(self, row: int) -> int:
         """Return the size in bytes above which a row's answer is broken off."""

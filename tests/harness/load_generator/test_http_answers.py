@@ -183,6 +183,7 @@ def test_stream_cut_anywhere_gives_the_same_tokens(text, data):
 
 TEXT = st.sampled_from(["", " a", " bc", '"', "\\", "\n", "é", "\ud83d", '"text":""', "event:"])
 IDS = st.sampled_from([None, [5], [12], [0], [3, 4], []])
+COUNT = st.sampled_from([event("", usage=usage(tokens)) for tokens in (0, 3, 30)])
 LIKE = st.builds(lambda t, i: event(t, **({} if i is None else {"token_ids": i})), TEXT, IDS)
 ODD = st.sampled_from(
     [
@@ -206,7 +207,9 @@ def streams(draw):
     """Events, most of which have one shape, and perhaps an id and a time as other answers have."""
     events = draw(st.lists(LIKE, max_size=12)) + draw(st.lists(ODD, max_size=1))
     events += draw(st.lists(LIKE, max_size=6)) + draw(st.lists(ODD, max_size=3))
-    events = [*events, event(" z", finish="length"), DONE]
+    events = [*events, event(" z", finish="length"), *draw(st.lists(COUNT, max_size=1)), DONE]
+    line_end = draw(st.sampled_from([b"\n", b"\r\n"]))
+    events = [event.replace(b"\r\n", b"\n").replace(b"\n", line_end) for event in events]
     name = draw(st.sampled_from([None, b"cmpl-1", b"cmpl-22", b"", b"\\u0041", b"\xff", b'"']))
     return events if name is None else of_answer(name, events)
 
@@ -236,6 +239,15 @@ def test_events_read_by_shape_equal_events_read_as_json(keep_text, events, data)
     pieces = torn(stream, data.draw(cuts(stream)))
     answer = read_answer(raw(*pieces), keep_text=keep_text)
     assert answer == read_as_json(raw(*pieces), keep_text)
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_event_has_the_time_of_its_data_and_not_of_the_empty_line_after_it(line_end):
+    events = [event(text).replace(b"\n", line_end) for text in (" a", " b", " c")]
+    stream = b"".join([*events, event(" z", finish="length"), DONE])
+    for position in range(1, len(stream)):
+        answer = raw(*torn(stream, [position]))
+        assert read_answer(answer) == read_as_json(answer, False)
 
 
 def chunk(body):

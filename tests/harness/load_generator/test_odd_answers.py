@@ -44,9 +44,24 @@ def test_text_with_status_200_is_told_by_its_kind():
     assert answer.detail == "text/plain came in place of an answer: upstream is starting"
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_compressed_stream_is_read_with_the_times_of_its_pieces(coding):
-    compress = zlib.compressobj(wbits=31 if coding == "gzip" else 15)
+def test_status_200_without_an_answer_says_what_came():
+    assert read(b"").detail == "status 200 with an empty body"
+    listed = read(b"[]", content_type="application/json")
+    assert listed.detail == "application/json came in place of an answer: []"
+    cut = read(b"data: {", content_type="application/json")
+    assert cut.fault is RequestFault.CUT
+
+
+def test_lines_that_end_with_a_carriage_return_alone_are_lines():
+    answer = read(*(event.replace(b"\n", b"\r") for event in EVENTS))
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("coding", "window_bits"), [("gzip", 31), ("deflate", 15), ("deflate", -15)]
+)
+def test_compressed_stream_is_read_with_the_times_of_its_pieces(coding, window_bits):
+    compress = zlib.compressobj(wbits=window_bits)
     pieces = [compress.compress(part) + compress.flush(zlib.Z_SYNC_FLUSH) for part in EVENTS]
     answer = read(*pieces, compress.flush(), content_encoding=coding)
     assert answer.outcome is Outcome.FINISHED

@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, PromptFormat
 from slo_bench.harness.load_generator.probe import reach
+from slo_bench.harness.results.read_run import read_runs
+from slo_bench.reports.pages.answers_page import sentences
 from slo_bench.workloads.errors import SloBenchError
 
 ANSWER = {
@@ -112,10 +115,18 @@ def test_refusal_that_nothing_mends_is_noted_and_known_to_the_first_level(json_s
     assert reached.notes == [f"{url}: a first request failed (400: no)"]
 
 
+def test_server_that_redirects_is_not_measured(json_server):
+    url, requests = json_server(lambda path, body: (308, {}))
+    with pytest.raises(SloBenchError, match="status 308"):
+        reach([Endpoint.parse(url)], HttpOptions())
+    assert len(requests) == 1
+
+
 @pytest.mark.parametrize(
     ("refused_fields", "option"),
     [
         ({"ignore_eos"}, "--no-exact-output"),
+        ({"temperature"}, "--body temperature="),
         ({"max_tokens"}, "--rename-field max_tokens=max_completion_tokens"),
         (
             {"ignore_eos", "max_tokens"},
@@ -180,3 +191,23 @@ def test_request_of_another_api_has_its_fields_alone(json_server, api, path, fie
     assert body[field] == 16
     assert not {"ignore_eos", "min_tokens", "stream_options"} & set(body)
     assert json.dumps(body)
+
+
+def test_cells_say_which_api_was_used_and_which_usages_were_not(json_server, tmp_path):
+    end = {"message": {"content": "a"}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 16, "completion_tokens": 0}
+
+    def answer(path, body):
+        is_chat = path == "/v1/chat/completions"
+        return (200, {"choices": [end], "usage": usage}) if is_chat else no_such_page(path, body)
+
+    url, _ = json_server(answer)
+    client = {"base_urls": [url], "send_delay_limit_s": 60.0}
+    settings = {"workload": "sharegpt", "requests": 4, "rates": 100.0, "seeds": 1}
+    short = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(5)", "model": "m"}
+    result = Experiment(**settings, **short, backend="openai", client=client).run(tmp_path / "run")
+    (row,) = result.rows()
+    assert (row["api"], row["refuted_usages"], row["silent_openings"]) == ("chat", 4, 0)
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.cells["api"].tolist() == ["chat"]
+    assert "4 of 4 answers have a usage that is no number" in sentences(run.cells)[0]

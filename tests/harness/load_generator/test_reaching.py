@@ -118,6 +118,17 @@ def test_plain_http_behind_https_is_told(workload):
     assert "http:// in place of https://" in measurement.details[0]
 
 
+def test_certificate_for_another_name_says_that_the_address_is_wrong(
+    workload, listening, certificate
+):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    port = listening(tls=context)
+    endpoint = Endpoint("localhost", port, True, ca_file=str(certificate[0]))
+    measurement = measure(workload(2), [endpoint], HttpOptions(**LENIENT))
+    assert "give the name that is in the certificate as address" in measurement.details[0]
+
+
 @pytest.mark.parametrize("content", [None, "no certificate"])
 def test_file_of_authorities_that_cannot_be_read_is_an_error(tmp_path, content):
     path = tmp_path / "ca.pem"

@@ -39,13 +39,16 @@ def usage(tokens, **more):
     return sse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens, **more}})
 
 
-def read(*events, end=DONE, max_tokens=None):
+def read(*events, end=DONE, max_tokens=None, hides=False):
     """Each event comes a tenth of a second after the one before; the first at 0.1 s."""
     events = [*events, end]
     stamps = array("d", (0.1 * k for k in range(1, len(events) + 1)))
     lengths = array("I", map(len, events))
     return read_answer(
-        Raw(200, RequestFault.NONE, "", stamps, lengths, b"".join(events), False, max_tokens)
+        Raw(
+            *(200, RequestFault.NONE, "", stamps, lengths, b"".join(events), False, max_tokens),
+            hides=hides,
+        )
     )
 
 
@@ -152,6 +155,24 @@ ROWS = {
     "several choices": ([chat(content=t, index=i) for t in "ab" for i in (0, 1)], (0.1, 0.2, 4)),
     "choices in one event": ([choices(delta(content=t), delta(index=1, content=t)) for t in "abc"],
                              (0.1, 0.1, 6)),
+    "same usage in all events": (
+        [sse({"choices": [delta(content=t)], "usage": {"completion_tokens": 8}})
+         for t in (" one two", " three four", " five six", " seven")], (0.1, 0.05, 8)),
+    "same small usage in all events": (
+        [sse({"choices": [delta(content=t)], "usage": {"completion_tokens": 2}}) for t in "abcd"],
+        (0.1, 0.1, 4)),
+    "usage that falls": (
+        [sse({"choices": [delta(content=t)], "usage": {"completion_tokens": 4 - k}})
+         for k, t in enumerate("abcd")], (0.1, 0.1, 4)),
+    "running usage of each choice": (
+        [sse({"choices": [delta(content=t, index=i)], "usage": {"completion_tokens": k + 1}})
+         for k, t in enumerate("abc") for i in (0, 1)], (0.1, 0.2, 6)),
+    "usage as text": ([chat(content=" a b"), chat(content=" c d"), usage("4")], (0.1, 0.05, 4)),
+    "usage as 4.0": ([chat(content=" a b"), chat(content=" c d"), usage(4.0)], (0.1, 0.05, 4)),
+    "choices without an index": ([choices({"delta": {"content": t}}, {"delta": {"content": t}})
+                                  for t in "abc"], (0.1, 0.1, 6)),
+    "index as text": ([choices(*(delta(content=t, index=i) for i in ("0", "1"))) for t in "abc"],
+                      (0.1, 0.1, 6)),
     "one huge event": ([chat(content="x " * 40_000), usage(40_000)], (0.1, INF, 40_000)),
     "one token": ([chat(content="a"), usage(1)], (0.1, float("nan"), 1)),
 }  # fmt: skip
@@ -176,7 +197,7 @@ def test_page_of_kinds_has_the_values_of_these_rows():
     page = Path(__file__).parents[3] / "docs" / "measurements" / "answers.md"
     section = page.read_text("utf-8").split("\n## ")[1]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
-    assert len(lines) == 25  # with two of the head
+    assert len(lines) == 33  # with two of the head
     for name, before, now in lines[2:]:
         ttft_s, tpot_s, tokens = ROWS[name][1]
         assert now == f"{milliseconds(ttft_s)}, {milliseconds(tpot_s)}, {tokens:,}", name
@@ -187,6 +208,48 @@ def test_number_that_usage_and_texts_contradict_is_unsure():
     assert read(*ROWS["hidden, unsaid"][0]).unsure
     assert not read(*ROWS["hidden reasoning"][0]).unsure
     assert not read(*ROWS["one huge event"][0]).unsure
+
+
+@pytest.mark.parametrize("tokens", [0, 1, -5, "many", 2.5, [2]])
+def test_usage_that_the_events_refute_is_not_used_and_noted(tokens):
+    answer = read(chat(content=" one"), chat(content=" two"), usage(tokens))
+    assert (len(answer.token_s), answer.refuted) == (2, True)
+
+
+def test_usage_that_is_missing_or_right_is_not_refuted():
+    texts = [chat(content="a"), chat(content="b")]
+    for end in ([], [usage(2)], [sse({"choices": [], "usage": None})]):
+        assert not read(*texts, *end).refuted
+    assert not read(*ROWS["usage of the prompt first"][0]).refuted
+    assert not read(*ROWS["running usage of each choice"][0]).refuted
+
+
+OPENING = [chat(role="assistant", content=""), *[chat()] * 4]  # half a second
+WORDS = [chat(content=" one"), chat(content=" two")]
+
+
+@pytest.mark.parametrize(
+    ("events", "silent"),
+    [
+        ([*OPENING, *WORDS, usage(6)], True),
+        ([*OPENING, *WORDS, usage(2)], False),  # one token an event
+        ([*OPENING[:2], *WORDS, usage(6)], False),  # not for long
+        ([*OPENING, chat(reasoning="hm"), *WORDS, usage(6)], False),
+        ([*OPENING, *TOOL, usage(6)], False),
+        ([*WORDS, usage(6)], False),
+        ([*OPENING, *WORDS, usage(6, completion_tokens_details={"reasoning_tokens": 4})], False),
+    ],
+)
+def test_silence_after_the_opening_is_noted_where_it_may_hide_tokens(events, silent):
+    answer = read(*events)
+    assert (answer.silent, answer.unsure) == (silent, False)
+
+
+def test_usage_beyond_the_events_is_unsure_where_the_request_hides_reasoning():
+    assert read(*WORDS, usage(6), hides=True).unsure
+    assert not read(*WORDS, usage(2), hides=True).unsure
+    details = {"completion_tokens_details": {"reasoning_tokens": 4}}
+    assert not read(*WORDS, usage(6, **details), hides=True).unsure
 
 
 @pytest.mark.parametrize("finish", ["error", "content_filter", "failed", "timeout"])

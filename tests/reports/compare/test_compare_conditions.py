@@ -1,5 +1,6 @@
 """Conditions of a comparison: all that the schema declares, and what counts as equal."""
 
+import pandas as pd
 import pytest
 
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
@@ -140,3 +141,11 @@ def test_what_an_older_or_newer_file_lacks_is_named():
         "b does not name overlong_requests: taken as the default.",
         "a has settings that this version does not know, and that are not compared: colour.",
     )
+
+
+def test_api_that_a_probe_chose_is_a_condition():
+    chosen = Settings.of({}, {}).with_api(pd.DataFrame({"api": ["chat", "chat"]}))
+    default = Settings.of({}, {}).with_api(pd.DataFrame({"rate_rps": [1]}))
+    assert differences(chosen, default, ("A", "B")).settings == {
+        "client.api": ("chat", "completions")
+    }

@@ -32,7 +32,9 @@ class FakeServers:
     log: list = field(default_factory=list)
     running: int = 0
 
-    def backend_of(self, setup):
+    def backend_of(self, setup, say=None):
+        if say is not None:
+            say("starting")
         return FakeBackend(self, setup.backend)
 
     @property
@@ -157,6 +159,13 @@ def test_server_is_restarted_only_for_another_configuration(servers, tmp_path):
         assert running.of(elsewhere, cell_of(elsewhere, "two")) is first
         assert running.of(other, cell_of(other, "three")) is not first
     assert servers.log == [0, "stop", 8, "stop"]
+
+
+def test_starts_and_stops_of_servers_are_said_in_search_and_confirmation(servers, tmp_path):
+    lines = []
+    tune(EXPERIMENT, settings("32,64", confirm=True), tmp_path / "o", say=lines.append)
+    assert lines.count("stopping the server") == len(servers.starts)
+    assert lines.count("starting") >= len(servers.starts)
 
 
 def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ import pytest
 
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
-from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.policies.systems import system
@@ -447,6 +447,21 @@ def test_late_and_long_requests_are_answered_as_dropped_and_rejected(turns_away)
         "late too": "slo_bench: dropped by the policy",
         "long": "slo_bench: rejected by the policy",
     }
+
+
+@pytest.mark.parametrize(
+    ("api", "choices"), [(Api.COMPLETIONS, 2), (Api.CHAT, 1), (Api.RESPONSES, 1), (Api.MESSAGES, 1)]
+)
+def test_answers_of_each_api_have_the_tokens_of_their_usage(turns_away, api, choices):
+    workload = Workload(np.arange(3) * 0.05, np.full(3, 10), np.full(3, 20))
+    body = {"n": choices, "temperature": 1} if choices > 1 else {}
+    lenient = {"send_delay_limit_s": 600.0, "rate_limit_share": 1.0, "processes": 1}
+    options = HttpOptions(model="tiny", token_ids=(10, 2000), api=api, body=body, **lenient)
+    columns = measure(workload, [Endpoint.parse(turns_away.server.url)], options).columns
+    assert (columns.outcome == Outcome.FINISHED).all()
+    assert (columns.completion_tokens == columns.output_tokens).all()
+    assert ((columns.output_tokens > 15) & (columns.output_tokens <= 20 * choices)).all()
+    assert not (columns.unsure | columns.refuted | columns.surplus).any()
 
 
 def test_rejected_stream_ends_with_the_error(turns_away):
