@@ -18,6 +18,7 @@ _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("moe", "mlp"), "none"),
 }
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}  # `hybrid_override_pattern`
+_MOST_LAYERS = 10_000
 _LISTS = ("layer_types", "layers_block_type")
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -46,6 +47,8 @@ def layout_of(config: Fields, layers: int | None) -> Layout:
     Raises:
         FileFormatError: a field has too few layers, or one of a kind that is not modelled.
     """
+    if layers is not None and layers > _MOST_LAYERS:
+        raise config.fail(f"{layers:,} layers are more than the {_MOST_LAYERS:,} that are read")
     field, kinds = _named_kinds(config, layers)
     if kinds is None:
         if layers is None:
@@ -91,7 +94,7 @@ def _marked_kinds(config: Fields, layers: int) -> tuple[str, Any]:
         return "hybrid_layer_pattern", [
             "sliding_attention" if mark else "full_attention" for mark in marks
         ]
-    listed = config.get("attn_layer_indices")
+    listed = config.get("attn_layer_indices") or config.get("full_attn_idxs")
     linear = config.get("linear_attn_config")
     first = 0
     if isinstance(linear, dict):  # its layers are counted from 1

@@ -73,7 +73,7 @@ _HARMLESS = re.compile(
     r"conv_(kernel|use_xavier_init)|expert_(layer_.*|capacity|parallel.*)|enable_moe_.*|"
     r"add_(swa|full)_attention_sink_bias|use_moe_router_bias|"
     r"linear_conv_kernel_dim|interleave_moe_layer_step|decoder_sparse_step|full_attention_interval|attention_output_gate|num_moe_.*|"
-    r"sliding_attention.*|window_attn_skip_freq|expert_dtype|attn_qkv_pack|ffn_expert.*|conv_dim_.*"
+    r"sliding_attention.*|attn_rotary_emb|expert_dtype|attn_qkv_pack|ffn_expert.*|conv_dim_.*"
 )
 _STRETCHED = ("yarn", "deepseek_yarn", "linear", "dynamic")  # rotary positions, by a factor
 _BIASED = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias")
@@ -324,6 +324,11 @@ def _intermediate(config: _Config, *, has_experts: bool) -> int:
         width = width or config.size("shared_intermediate_size")
     # Where all layers have experts (Qwen3.5), a file may leave it out.
     spare = config.size("moe_intermediate_size") or None
+    if config.get("conv_L_cache") and config.flag("block_auto_adjust_ff_dim", default=True):  # LFM2
+        named = config.count("block_ff_dim", "intermediate_size")
+        multiple = config.size("block_multiple_of") or 256
+        scale = number(config.get("block_ffn_dim_multiplier") or 1.0)
+        return max(1, multiple * -(-int(scale * int(2 * named / 3)) // multiple))
     return max(1, (width or config.named("intermediate", default=spare)) // config.family.mlp_parts)
 
 

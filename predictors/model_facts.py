@@ -137,7 +137,7 @@ def memory_facts(place: Placement) -> dict[str, Any]:
         "activation_bytes": parts.activations,
         "buffer_bytes": parts.outside,
         "state_bytes": place.reserve_bytes_per_gpu - parts.total,
-        "state_sequences": place.state_slots if place.model.state_bytes else None,
+        "state_sequences": place.state_slots,
         "kv_bytes": place.usable_bytes_per_gpu - held,
         "fits": place.fits,
         "kv_tokens": tokens,

@@ -203,8 +203,9 @@ class Placement:
     @cached_property
     def reserve_bytes_per_gpu(self) -> int:
         """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
-        slots = self.state_slots / self.dp if self.model.state_bytes else self.sampled_sequences
-        return self.memory_parts.total + round(slots * self._held_bytes)
+        slots = self.state_slots
+        held = self.sampled_sequences if slots is None else slots / self.dp
+        return self.memory_parts.total + round(held * self._held_bytes)
 
     @property
     def _held_bytes(self) -> float:
@@ -214,15 +215,16 @@ class Placement:
         return windows + model.state_bytes / self.tp
 
     @cached_property
-    def state_slots(self) -> int:
+    def state_slots(self) -> int | None:
         """Sequences of the instance for whose states there is room: `sampled_sequences` of each
-        rank, but no more than half of what weights and reserve leave would hold.
+        rank, but no more than half of what weights and reserve leave would hold. None: the model's
+        layers keep no states.
 
         vLLM takes states and KV from one pool, SGLang splits the pool nearly in halves
         (`--mamba-full-memory-ratio`).
         """
         if not self.model.state_bytes:
-            return self.sampled_sequences * self.dp
+            return None
         occupied_bytes = self.weight_bytes_per_gpu + self.memory_parts.total
         room = max(0, self.usable_bytes_per_gpu - occupied_bytes - self.beside_bytes)
         return min(self.sampled_sequences, int(room / 2 / self._held_bytes)) * self.dp

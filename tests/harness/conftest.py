@@ -60,6 +60,7 @@ class Memory:
     kv_disk_gib: float = 0.0
     block_size: int = 16
     context_tokens: int = 1 << 20
+    state_slots: int | None = None
 
     @property
     def model(self) -> Memory:

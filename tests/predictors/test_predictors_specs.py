@@ -239,6 +239,7 @@ def test_opt_config_is_read(folder):
         ({"layer_types": ["lstm"] * 32}, "layers of lstm .field 'layer_types'"),
         ({"hidden_size": "4096"}, "'hidden_size' must be a whole number.*config.json"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a whole number"),
+        ({"num_hidden_layers": 10**12}, "layers are more than the 10,000"),
         ({"vocab_size": None}, "'vocab_size' is missing.*config.json"),
         ({"num_key_value_heads": 5}, "multiple of the 5 KV heads"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),

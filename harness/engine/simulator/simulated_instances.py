@@ -194,8 +194,8 @@ class Builder:
             engine.adapters = AdapterSlots(self._adapter_of, self._lora.slots, load_s)
         if self.placement.dp > 1:
             engine.spread_over(self.placement.dp)
-        if self.placement.model.state_bytes:
-            engine.keep_states(max(1, self.placement.state_slots // self.placement.lanes))
+        if (slots := self.placement.state_slots) is not None:
+            engine.keep_states(max(1, slots // self.placement.lanes))
         return engine
 
     def _made(
