@@ -18,12 +18,12 @@ from ..placement import Placement
 from ..profiles.build_model import grid_of
 from ..profiles.data_parallel import DataParallelStepTime
 from ..profiles.step_time_table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
-from ..server_version import DEFAULT_ENGINE, ServerVersion
 from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, coefficients_of, step_time
 from .kernels import Kernels, has_tables, kernels
 from .layers import ExpertLayer, Indexer, Operators, operators
+from .server_version import DEFAULT_ENGINE, ServerVersion
 
 _SEQUENCES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=np.float64)
 _CONTEXTS = np.array([0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536], dtype=np.float64)

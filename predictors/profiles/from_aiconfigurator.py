@@ -18,6 +18,7 @@ import numpy as np
 from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.extras import need
+from ..operators.server_version import DEFAULT_ENGINE, TITLES
 from ..specs import ModelSpec, model
 from .build_model import ALL_REDUCE
 from .importers import ImportOptions, unused_note
@@ -29,7 +30,6 @@ _REDUCES_A_LAYER = 2
 
 _REQUIRED = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
 _ALL_REDUCE = "custom_allreduce_perf"
-_BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _VERSION = re.compile(r"\d+\.\d")
 
 
@@ -74,7 +74,7 @@ def read_aiconfigurator(path: Path, options: ImportOptions) -> Profile:
         "aiconfigurator (ai-dynamo/aiconfigurator)",
         path.resolve().name,
         "Apache-2.0",
-        f"{_BACKENDS[backend]} {', '.join(sorted(versions))}",
+        f"{TITLES[backend]} {', '.join(sorted(versions))}",
         unused_note(note, [*system_tables.left_out, *unused]),
     )
     return Profile(options.model, gpu, tp, sources=(source,), tables=tables)
@@ -97,8 +97,9 @@ def _tables(path: Path) -> _Tables:
         named = {file.stem: file for file in paths}
         if len(named) != len(paths):
             raise _several(path, paths[0].parent.name.split("_")[0])
-        is_sglang = any("sglang" in file.parent.name for file in paths)
-        tables = _Tables(named, "sglang" if is_sglang else "vllm", [])
+        folders = {file.parent.name for file in paths}
+        of_others = (name for name in TITLES if any(name in folder for folder in folders))
+        tables = _Tables(named, next(of_others, DEFAULT_ENGINE), [])
     for name in _REQUIRED:
         if name not in tables.files:
             raise SloBenchError(
@@ -115,7 +116,7 @@ def _newest(path: Path, system: Path, paths: Sequence[Path], backend: str, versi
         if system not in (file.parents[2], file.parents[3]):
             raise _several(path, file.relative_to(system).parts[0])
     there = {file.parent.parent.name for file in paths}
-    backend = backend or next((name for name in _BACKENDS if name in there), "")
+    backend = backend or next((name for name in TITLES if name in there), "")
     named = {
         file.stem: file
         for file in sorted(paths, key=_release)
@@ -138,16 +139,16 @@ def _system(path: Path) -> tuple[Path, str, str]:
     folder, backend, version = path.resolve(), "", ""
     if _is_version(folder):
         folder, version = folder.parent, folder.name
-    if folder.name in _BACKENDS:
+    if folder.name in TITLES:
         folder, backend = folder.parent, folder.name
-    of_one_family = any((folder / name).is_dir() for name in _BACKENDS)
+    of_one_family = any((folder / name).is_dir() for name in TITLES)
     if of_one_family and any(folder.parent.glob(f"*/*/*/{_REQUIRED[0]}.parquet")):
         folder = folder.parent
     return folder, backend, version
 
 
 def _is_version(folder: Path) -> bool:
-    return _VERSION.match(folder.name) is not None and folder.parent.name in _BACKENDS
+    return _VERSION.match(folder.name) is not None and folder.parent.name in TITLES
 
 
 def _release(file: Path) -> tuple[int, ...]:

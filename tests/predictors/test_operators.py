@@ -16,8 +16,8 @@ from slo_bench.predictors.operators.assembly import (
 )
 from slo_bench.predictors.operators.kernels import _experts_roofline, has_tables, kernels
 from slo_bench.predictors.operators.layers import Attention, operators
+from slo_bench.predictors.operators.server_version import ServerVersion
 from slo_bench.predictors.placement import Placement
-from slo_bench.predictors.server_version import ServerVersion
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ....predictors.dtypes import AUTO
-from ....predictors.server_version import ServerVersion
+from ....predictors.operators.server_version import ServerVersion
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.trust import check as check_trust
 from ...servers.server_kinds import BackendName

@@ -19,7 +19,7 @@ from ....predictors.bands import (
     regime_of,
     residuals,
 )
-from ....predictors.server_version import DEFAULT_ENGINE
+from ....predictors.operators.server_version import DEFAULT_ENGINE
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.records.judging import judge_times

@@ -23,13 +23,13 @@ from ....predictors.operators.assembly import (
     simulated_server,
     speculative_step_time,
 )
+from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement, smallest_tp
 from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
 from ....predictors.server_memory import has_memory
-from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
@@ -327,7 +327,7 @@ def placed(spec: PlacementSpec) -> Placed:
     return Placed(placement, timed, beside, lora=lora or None)
 
 
-def _memory_of(spec: PlacementSpec) -> dict[str, str]:
+def _memory_of(spec: PlacementSpec) -> dict[str, Any]:
     """The server whose memory a placement has, where it is named and its memory is known."""
     server = spec.server
     if spec.server_version is None or not has_memory(server.engine, server.version):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ....predictors.model_spec import ModelSpec
-from ....predictors.server_version import version_numbers
+from ....predictors.operators.server_version import version_numbers
 
 
 @dataclass(frozen=True)

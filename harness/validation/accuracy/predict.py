@@ -9,8 +9,8 @@ import numpy as np
 
 from ....predictors.bands import kind_of, regime_of
 from ....predictors.operators.assembly import default_step_time
+from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement
-from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, step_time
 from ....workloads.arrays import Floats, Ints

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement
 from ....predictors.profiles.build_model import GRAPH_TOKENS, with_peer_link
 from ....predictors.profiles.formulas import is_whole, profiled_step_time
 from ....predictors.profiles.importers import recognise
 from ....predictors.profiles.profile_format import Profile
 from ....predictors.profiles.step_time_table import Host
-from ....predictors.server_version import ServerVersion
 from ....predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
 from ....workloads.arrays import Floats, Ints

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from ..workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.errors import SloBenchError, UnknownNameError
 
+TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # The newest version that was checked, by engine; "" where none was.
 NEWEST = {"vllm": "0.32", "sglang": "0.5.23", "trtllm": ""}
 DEFAULT_ENGINE = "vllm"
@@ -50,7 +51,7 @@ class ServerVersion(NamedTuple):
         return version_numbers(self.version) >= ASYNCHRONOUS_FROM
 
     def __str__(self) -> str:
-        return f"{self.engine} {self.version}".rstrip()
+        return f"{TITLES[self.engine]} {self.version}".rstrip()
 
 
 UNKNOWN = (sys.maxsize,)
