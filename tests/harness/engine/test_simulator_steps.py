@@ -47,6 +47,7 @@ class SmallMemory:
     dp: int = 1
     kv_offload_gib: float = 0.0
     kv_disk_gib: float = 0.0
+    state_slots: int | None = None
     block_size: int = 16
     swap_s_per_block: float = 0.0004
     model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)

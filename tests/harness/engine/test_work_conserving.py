@@ -30,6 +30,7 @@ class SmallMemory:
     num_cpu_blocks, block_size, swap_s_per_block = 32, 16, 0.0004
     tp = pp = dp = lanes = 1
     kv_offload_gib = kv_disk_gib = 0.0
+    state_slots = None
     model = PLACEMENT.model
 
     def __init__(self, num_gpu_blocks: int) -> None:

@@ -116,6 +116,7 @@ class TableMemory:
     dp: int = 1
     kv_offload_gib: float = 0.0
     kv_disk_gib: float = 0.0
+    state_slots: int | None = None
     lanes: int = 1
     tp: int = 1
     swap_s_per_block: float = 0.0

@@ -36,6 +36,7 @@ class SmallMemory:
     dp: int = 1
     kv_offload_gib: float = 0.0
     kv_disk_gib: float = 0.0
+    state_slots: int | None = None
     lanes: int = 1
     tp: int = 1
     block_size: int = 16
