@@ -15,8 +15,9 @@ from typing import Any
 from ....predictors.specs import model
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
+from ...servers.launch.command_line import flags_of, words_of
 from ...servers.launch.deployment_files import GPU_LABEL
-from ...servers.launch.server_flags import PARAMETER, flags_of, words_of
+from ...servers.launch.server_flags import PARAMETER
 from ...servers.launch.server_kind import ServerKind
 from ...servers.server_kinds import LAUNCHED, server_kind
 from ..config.schema import ExperimentSchema

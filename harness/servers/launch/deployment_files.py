@@ -28,7 +28,7 @@ _COMMAND_OF_MANIFESTS = re.compile(r"^(?:services|kind|apiVersion)\s*:", re.MULT
 
 
 @dataclass(frozen=True)
-class FoundCommand:
+class WrittenCommand:
     """A server's command: `words` from the one after the program's on; `gpu_name` and `gpus` as
     the file names them.
     """
@@ -42,7 +42,7 @@ class FoundCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def commands_in(text: str) -> list[FoundCommand]:
+def commands_in(text: str) -> list[WrittenCommand]:
     """The servers' commands in a file, or in a command line.
 
     Raises:
@@ -76,20 +76,20 @@ def commands_in(text: str) -> list[FoundCommand]:
     return commands
 
 
-def server_in(words: Sequence[str], place: str) -> FoundCommand | None:
+def server_in(words: Sequence[str], place: str) -> WrittenCommand | None:
     """The server that the words of a command start; None if they start none of ours."""
     kinds = [server_kind(name) for name in LAUNCHED]
     names = [PurePosixPath(word).name for word in words]
     for kind in kinds:
         for program in kind.programs:
-            for at in range(len(words) - len(program) + 1):
-                if tuple(names[at : at + len(program)]) == program:
-                    return FoundCommand(kind, tuple(words[at + len(program) :]), place)
+            for start in range(len(words) - len(program) + 1):
+                if tuple(names[start : start + len(program)]) == program:
+                    return WrittenCommand(kind, tuple(words[start + len(program) :]), place)
     if "run" in words:  # docker run IMAGE OPTIONS: the image's own program starts the server
         for position, word in enumerate(words):
             kind_of_image = _kind_of_image(word)
             if kind_of_image is not None and not word.startswith("-"):
-                return FoundCommand(kind_of_image, tuple(words[position + 1 :]), place)
+                return WrittenCommand(kind_of_image, tuple(words[position + 1 :]), place)
     return None
 
 
@@ -97,16 +97,16 @@ def _kind_of_image(image: str) -> ServerKind | None:
     name = image.partition("@")[0]
     name = name.rpartition(":")[0] if ":" in PurePosixPath(name).name else name
     for kind in map(server_kind, LAUNCHED):
-        if any(name == known or name.endswith(f"/{known}") for known in kind.images):
+        if any(name == image_name or name.endswith(f"/{image_name}") for image_name in kind.images):
             return kind
     return None
 
 
 def _script_commands(
     text: str, place: str, variables: Mapping[str, str] | None = None
-) -> Iterator[FoundCommand]:
+) -> Iterator[WrittenCommand]:
     """The servers that a shell script starts; `variables` are set before it."""
-    known = dict(variables or {})
+    assigned = dict(variables or {})
     text = re.sub(r"\\\r?\n", " ", text)
     text = re.sub(r"\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)", "0", text)  # arithmetic
     text = re.sub(r"\$\([^()]*\)", "", text)  # what another command prints
@@ -121,17 +121,17 @@ def _script_commands(
             continue
         for command in _split(words):
             while command and (match := _ASSIGNMENT.fullmatch(command[0])):
-                known[match[1]] = _expanded([match[2]], known, None)[0]
+                assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
                 command = command[1:]
             if command[:1] == ["export"]:
                 for word in command[1:]:
                     if match := _ASSIGNMENT.fullmatch(word):
-                        known[match[1]] = _expanded([match[2]], known, None)[0]
+                        assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
                 continue
-            found_command = server_in(command, place)
-            if found_command is not None:
-                words = _expanded(found_command.words, known, f"{place}, line {number}")
-                yield replace(found_command, words=tuple(words), environment=known)
+            server_command = server_in(command, place)
+            if server_command is not None:
+                words = _expanded(server_command.words, assigned, f"{place}, line {number}")
+                yield replace(server_command, words=tuple(words), environment=assigned)
 
 
 def _programs() -> list[tuple[str, ...]]:
@@ -149,7 +149,7 @@ def _split(words: Sequence[str]) -> Iterator[list[str]]:
     yield command
 
 
-def _expanded(words: Sequence[str], known: Mapping[str, str], place: str | None) -> list[str]:
+def _expanded(words: Sequence[str], assigned: Mapping[str, str], place: str | None) -> list[str]:
     """Words with variables replaced; one that is not set stays away with its option's word.
 
     Raises:
@@ -158,7 +158,7 @@ def _expanded(words: Sequence[str], known: Mapping[str, str], place: str | None)
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1] or match[3], match[2]
-        text = known.get(name, default)
+        text = assigned.get(name, default)
         if text is None:
             if place is None:
                 return ""
@@ -173,7 +173,7 @@ def _expanded(words: Sequence[str], known: Mapping[str, str], place: str | None)
     return expanded_words
 
 
-def _manifest_commands(path: Path, text: str) -> Iterator[FoundCommand]:
+def _manifest_commands(path: Path, text: str) -> Iterator[WrittenCommand]:
     import yaml
 
     try:
@@ -199,7 +199,7 @@ def _manifest_commands(path: Path, text: str) -> Iterator[FoundCommand]:
             yield from _object_commands(document, path)
 
 
-def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[FoundCommand]:
+def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[WrittenCommand]:
     """The server of a Compose service."""
     words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     environment = _environment(service.get("environment"))
@@ -220,7 +220,7 @@ def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[FoundC
         )
 
 
-def _object_commands(document: Any, path: Path) -> Iterator[FoundCommand]:
+def _object_commands(document: Any, path: Path) -> Iterator[WrittenCommand]:
     """The servers of a Kubernetes object that has pods."""
     document = _mapping(document)
     name = _mapping(document.get("metadata")).get("name", "?")
@@ -253,7 +253,7 @@ def _object_commands(document: Any, path: Path) -> Iterator[FoundCommand]:
 
 def _container_commands(
     words: Sequence[str], image: str, environment: Mapping[str, str], place: str
-) -> Iterator[FoundCommand]:
+) -> Iterator[WrittenCommand]:
     """The servers that a container starts with these words, or its image with them."""
     words = [
         _VARIABLE_OF_PODS.sub(lambda match: environment.get(match[1], match[0]), word)
@@ -264,7 +264,7 @@ def _container_commands(
         return
     command = server_in(words, place)
     if command is None and (kind := _kind_of_image(image)) is not None:
-        command = FoundCommand(kind, tuple(words), place)
+        command = WrittenCommand(kind, tuple(words), place)
     if command is not None:
         words = _expanded(command.words, environment, place)
         yield replace(command, words=tuple(words), environment=environment)

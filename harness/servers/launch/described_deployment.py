@@ -10,8 +10,9 @@ from typing import Any
 
 from ....predictors.specs import entries, model
 from ....workloads.errors import FileFormatError, SloBenchError
-from .deployment_files import FoundCommand, commands_in
-from .server_flags import PARAMETER, read_words
+from .command_line import read_words
+from .deployment_files import WrittenCommand, commands_in
+from .server_flags import PARAMETER
 
 # Ends of checkpoints' names that say the format of their weights.
 _FORMATS = {
@@ -171,7 +172,7 @@ def _is_dense(name: str) -> bool:
     return model(name).experts is None
 
 
-def _add_gpu(settings: dict[str, Any], command: FoundCommand) -> list[str]:
+def _add_gpu(settings: dict[str, Any], command: WrittenCommand) -> list[str]:
     """Add the GPU that a manifest names; lines on what does not agree."""
     lines = []
     if command.gpu_name:

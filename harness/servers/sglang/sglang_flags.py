@@ -31,6 +31,7 @@ FLAGS = (
     Flag(("--dp-size", "--dp", "--data-parallel-size"), "dp", count),
     Flag(("--ep-size", "--ep", "--expert-parallel-size"), "ep", count),
     Flag(("--enable-dp-attention",), "dp_attention", _on, switch=True),
+    Flag(("--attn-dp-size",), "attention_dp", count),
     Flag(("--page-size",), "block_size", count, named("--page-size")),
     Flag(("--context-length",), "server.max_model_tokens", count, named("--context-length")),
     Flag(("--max-total-tokens",), "num_gpu_blocks", count, _total_tokens),
@@ -51,8 +52,10 @@ def settle(command: ServerCommand) -> ServerCommand:
     """The command with settings in place of what is not one by itself."""
     settings = dict(command.settings)
     unused, notes = list(command.unused), list(command.notes)
+    attention_dp = settings.pop("attention_dp", 1)
     dp = settings.get("dp", 1)
-    if settings.pop("dp_attention", False):
+    if settings.pop("dp_attention", False) or attention_dp > 1:
+        settings["dp"] = dp = max(dp, attention_dp)
         if settings.get("tp", 1) % dp:
             raise SloBenchError(f"--tp-size must be a multiple of --dp-size ({dp})")
         settings["tp"] = settings.get("tp", 1) // dp  # of a rank

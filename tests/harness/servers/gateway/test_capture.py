@@ -134,10 +134,10 @@ def test_paths_and_answers_pass_unchanged(captured):
 
 def test_usage_is_asked_for_and_taken_out_of_any_form():
     body = b'{"n":1e400, "stream": true}\n'
-    asked = asking_for_usage(HttpRequest("POST", CHAT, [(b"Accept-Encoding", b"br")], body))
-    assert asked is not None
-    assert asked.body == b'{"n":1e400, "stream": true,"stream_options":{"include_usage":true}}'
-    assert asked.headers == []
+    asking = asking_for_usage(HttpRequest("POST", CHAT, [(b"Accept-Encoding", b"br")], body))
+    assert asking is not None
+    assert asking.body == b'{"n":1e400, "stream": true,"stream_options":{"include_usage":true}}'
+    assert asking.headers == []
     for unasked in ({"stream": False}, {"stream": True, "stream_options": {"include_usage": True}}):
         assert asking_for_usage(HttpRequest("POST", CHAT, [], json.dumps(unasked).encode())) is None
 

@@ -109,6 +109,7 @@ def test_options_of_vllm_are_settings(words, expected):
     ("words", "expected"),
     [
         ("--tp 8 --dp 8 --enable-dp-attention --ep-size 8", {"tp": 1, "dp": 8, "ep": 8}),
+        ("--tp 8 --attn-dp-size 4", {"tp": 2, "dp": 4}),
         ("--tp-size 2 --dp-size 3", {"tp": 2, "instances": 3}),
         ("--mem-fraction-static 0.8 --page-size 64", {"memory_share": 0.8, "block_size": 64}),
         ("--page-size 16 --max-total-tokens 1600", {"block_size": 16, "num_gpu_blocks": 100}),
@@ -140,10 +141,10 @@ def test_expert_parallelism_of_vllm_spans_all_ranks():
 
 
 def test_script_compose_file_and_manifests_are_read_alike(tmp_path):
-    one = {"system": "vllm", "model": "qwen3-8b", "tp": 2, "max_num_seqs": 96}
-    files = {"start.sh": (SCRIPT, one), "compose.yaml": (COMPOSE, {**one, "instances": 2})}
+    shared = {"system": "vllm", "model": "qwen3-8b", "tp": 2, "max_num_seqs": 96}
+    files = {"start.sh": (SCRIPT, shared), "compose.yaml": (COMPOSE, {**shared, "instances": 2})}
     for kind in ("Deployment", "StatefulSet"):
-        files[f"{kind}.yaml"] = (MANIFEST % kind, {**one, "instances": 3, "gpu": "h100-80g"})
+        files[f"{kind}.yaml"] = (MANIFEST % kind, {**shared, "instances": 3, "gpu": "h100-80g"})
     for name, (text, expected) in files.items():
         path = tmp_path / name
         path.write_text(text)
