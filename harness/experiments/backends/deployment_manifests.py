@@ -239,11 +239,7 @@ def write_deployment(
 def _yaml(*documents: Mapping[str, Any]) -> str:
     import yaml
 
-    class Plain(yaml.SafeDumper):
-        """Without anchors: two servers have the same lists."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    text: str = yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=1000)
+    # Without anchors, which lists that stand twice would get.
+    dumper = type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
+    text: str = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, width=1000)
     return text

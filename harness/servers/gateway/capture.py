@@ -26,6 +26,8 @@ _MOST_BYTES = 64 << 20  # of an answer that are kept until it ends
 _REFUSALS = (400, 422)  # statuses of servers that know no `stream_options`
 _ASKS = ("/completions",)  # ends of paths of which streams tell no usage unasked
 _USAGE = b'"usage"'
+_FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
+_MARKS = (_USAGE, *_FINISHES)
 _BLANKS = (b"\n\n", b"\n\r\n")  # after an event
 _LAST_ROWS_S = 5.0
 
@@ -149,6 +151,7 @@ class _WatchedReply(Wrapped):
         self._asks, self._retries = asks, retries
         self._bytes = 0
         self._rest = b""  # of an event that is not whole
+        self._held: list[bytes] = []  # last events of choices
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
         """Store the head and send it."""
@@ -176,8 +179,8 @@ class _WatchedReply(Wrapped):
         data = b"".join((self._rest, *pieces))
         end = _events_end(data)
         self._rest = data[end:]
-        if end:
-            self._reply.pieces([_without_usage(data[:end])])
+        if end and (passed := self._without_usage(data[:end])):
+            self._reply.pieces([passed])
 
     def end(self) -> None:
         """End the answer."""
@@ -185,9 +188,32 @@ class _WatchedReply(Wrapped):
         self._exchange.outcome = "ok" if self._exchange.status < 400 else "error"
         if self.refused:
             return
-        if self._rest:
-            self._reply.pieces([self._rest])
+        if left := b"".join((*self._held, self._rest)):
+            self._reply.pieces([left])
         self._reply.end()
+
+    def _without_usage(self, events: bytes) -> bytes:
+        """Whole events without the usage that was asked for.
+
+        The last event of a choice waits for the one behind it: vLLM moves `system_fingerprint` from
+        there to the event with the usage.
+        """
+        if not self._held and not any(mark in events for mark in _MARKS):
+            return events
+        passed: list[bytes] = []
+        while events:
+            ends = [events.find(mark) + len(mark) for mark in _BLANKS if mark in events]
+            end = min(ends, default=len(events))
+            event, events = events[:end], events[end:]
+            if any(mark in event for mark in _FINISHES) and _USAGE not in event:
+                self._held.append(event)
+                continue
+            plain, fingerprint = _event_without_usage(event) if _USAGE in event else (event, None)
+            if fingerprint is not None:
+                self._held = [_with_fingerprint(last, fingerprint) for last in self._held]
+            passed += [*self._held, plain]
+            self._held = []
+        return b"".join(passed)
 
 
 def _events_end(data: bytes) -> int:
@@ -195,31 +221,29 @@ def _events_end(data: bytes) -> int:
     return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _BLANKS)
 
 
-def _without_usage(events: bytes) -> bytes:
-    """Whole events without the usage that was asked for."""
-    if _USAGE not in events:
-        return events
-    kept = []
-    while events:
-        ends = [events.find(mark) + len(mark) for mark in _BLANKS if mark in events]
-        end = min(ends, default=len(events))
-        event, events = events[:end], events[end:]
-        kept.append(_event_without_usage(event) if _USAGE in event else event)
-    return b"".join(kept)
+def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
+    """An event with the field `system_fingerprint`, if it has none."""
+    head, brace, blank = event.rpartition(b"}")
+    if not brace or b'"system_fingerprint"' in event:
+        return event
+    field = b',"system_fingerprint":' + json.dumps(fingerprint).encode()
+    return head + field + brace + blank
 
 
-def _event_without_usage(event: bytes) -> bytes:
+def _event_without_usage(event: bytes) -> tuple[bytes, str | None]:
+    """The event without usage, empty if it has nothing else; and its `system_fingerprint` then."""
     head, data_mark, data = event.partition(b"data:")
     try:
         payload: Any = parse_json(data)
     except ValueError:
-        return event
+        return event, None
     if not isinstance(payload, dict) or "usage" not in payload or head.strip():
-        return event
+        return event, None
     if payload.get("choices") == []:
-        return b""
+        fingerprint = payload.get("system_fingerprint")
+        return b"", fingerprint if isinstance(fingerprint, str) else None
     if payload["usage"] is None and data.count(b',"usage":null') == 1:
-        return event.replace(b',"usage":null', b"")
+        return event.replace(b',"usage":null', b""), None
     del payload["usage"]
     plain = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
-    return head + data_mark + b" " + plain + b"\n\n"
+    return head + data_mark + b" " + plain + b"\n\n", None

@@ -162,6 +162,24 @@ def test_usage_of_other_forms_is_taken_out_of_streams(captured):
     assert (row["prompt_tokens"], row["output_tokens"]) == (9, 1)
 
 
+def test_fingerprint_that_vllm_moves_to_the_usage_is_where_it_was(captured):
+    finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
+
+    def answer(request: HttpRequest, reply: Reply) -> None:
+        if "stream_options" in request.json():
+            streamed(reply, finish, finish, {**usage, "system_fingerprint": "f"})
+        else:
+            each = json.dumps(finish)[:-1] + ',"system_fingerprint":"f"}'
+            reply.begin(200, b"OK", [(b"content-type", b"text/event-stream")])
+            reply.pieces([f"data: {each}\n\ndata: {each}\n\ndata: [DONE]\n\n".encode()])
+            reply.end()
+
+    with server(answer) as url:
+        body = {"messages": [], "stream": True}
+        assert send(captured(url).url, CHAT, body) == send(url, CHAT, body)
+
+
 def test_server_that_knows_no_stream_options_gets_the_request_as_it_was(captured):
     bodies = []
 
