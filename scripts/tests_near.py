@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "cli/commands/accuracy.py": "tests/harness/validation/test_accuracy.py",
     "cli/commands/backends.py": "tests/harness/servers/launch/test_environments.py",
     "cli/commands/capacity.py": "tests/tuner/capacity/test_capacity_command.py",
+    "cli/commands/capture.py": "tests/cli/test_capture_command.py",
     "cli/commands/compare.py": "tests/cli/test_gate_command.py",
     "cli/commands/derive_slo.py": "tests/harness/experiments/test_multi_model_runs.py",
     "cli/commands/explain.py": "tests/cli/test_gate_command.py",
@@ -58,6 +59,7 @@ EXCEPTIONS = {
     "cli/commands/validate.py": "tests/harness/validation/replay/test_*_replay.py",
     "cli/commands/watch.py": "tests/reports/test_live.py",
     "cli/commands/workload.py": "tests/workloads/test_workloads_command.py",
+    "cli/options/like.py": "tests/cli/test_like.py",
     "cli/output/plan_output.py": "tests/tuner/planning/test_planning.py",
     "cli/output/tune_output.py": "tests/tuner/search/test_tune_command.py",
     "cli/trust_code.py": "tests/cli/test_security.py",
@@ -102,6 +104,22 @@ EXCEPTIONS = {
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
+    "harness/servers/gateway/captured_rows.py": "tests/harness/servers/gateway/test_capture.py",
+    "harness/servers/launch/command_line.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/launch/deployment_files.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/launch/server_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/sglang/sglang_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/vllm/vllm_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
     "harness/servers/sglang/cpu/": ("tests/harness/servers/sglang/test_sglang_kind.py"),
     "harness/servers/mock/": "tests/harness/load_generator/test_http_mock.py",
     "harness/servers/sglang/plugin/": "tests/harness/servers/sglang/test_*.py",

@@ -86,10 +86,10 @@ class CaptureFile:
         self._responses: OrderedDict[bytes, tuple[Context, Ended]] = OrderedDict()
         self._next_session = itertools.count()
         try:
+            if path.exists():
+                raise SloBenchError(f"{path} is there already: name another with --out")
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        except FileExistsError:
-            raise SloBenchError(f"{path} is there already: name another with --out") from None
         except OSError as error:
             raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
 
