@@ -59,7 +59,6 @@ EXCEPTIONS = {
     "cli/commands/validate.py": "tests/harness/validation/replay/test_*_replay.py",
     "cli/commands/watch.py": "tests/reports/test_live.py",
     "cli/commands/workload.py": "tests/workloads/test_workloads_command.py",
-    "cli/options/like.py": "tests/cli/test_like.py",
     "cli/output/plan_output.py": "tests/tuner/planning/test_planning.py",
     "cli/output/tune_output.py": "tests/tuner/search/test_tune_command.py",
     "cli/trust_code.py": "tests/cli/test_security.py",
@@ -104,7 +103,6 @@ EXCEPTIONS = {
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
-    "harness/servers/gateway/captured_rows.py": "tests/harness/servers/gateway/test_capture.py",
     "harness/servers/launch/command_line.py": (
         "tests/harness/servers/launch/test_described_deployment.py"
     ),

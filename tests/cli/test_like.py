@@ -1,4 +1,4 @@
-"""`--like`: settings of a deployment below those that are given."""
+"""`--like`: settings of a deployment below those that are options."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_settings_of_a_deployment_make_the_experiment(capsys):
 
 
 def test_options_beside_it_count_first(capsys):
-    given = Given(
+    options = Given(
         {"tp": (4,), "model": ("llama-3.1-8b",), "systems": ("sarathi", "vllm")},
         sets=("memory_share=0.7", "vllm.max_num_seqs=9"),
         like=COMMAND,
     )
-    experiment = experiment_of(given)
+    experiment = experiment_of(options)
     assert (experiment.model, experiment.tp) == (("llama-3.1-8b",), (4,))
     assert experiment.memory_share == (0.7,)
     assert experiment.parameters == {"vllm": {"max_num_seqs": (9,)}}
@@ -41,10 +41,10 @@ def test_options_beside_it_count_first(capsys):
 
 
 def test_what_a_command_chooses_itself_is_left_out(capsys):
-    given = with_like(Given({}, like=COMMAND), searched=("tp", "gpu", "instances"))
-    assert "tp" not in given.settings
+    options = with_like(Given({}, like=COMMAND), searched=("tp", "gpu", "instances"))
+    assert "tp" not in options.settings
     assert "chosen by this command: tp" in capsys.readouterr().err
-    assert with_like(given) is given
+    assert with_like(options) is given
 
 
 def test_deployment_that_cannot_be_read_is_an_error():

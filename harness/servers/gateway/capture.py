@@ -221,12 +221,12 @@ def _events_end(data: bytes) -> int:
     return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _BLANKS)
 
 
-def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
-    """An event with the field `system_fingerprint`, if it has none."""
+def _with_fingerprint(event: bytes, moved: str) -> bytes:
+    """An event with the field that was moved, if it has none."""
     head, brace, blank = event.rpartition(b"}")
     if not brace or b'"system_fingerprint"' in event:
         return event
-    field = b',"system_fingerprint":' + json.dumps(fingerprint).encode()
+    field = b',"system_fingerprint":' + json.dumps(moved).encode()
     return head + field + brace + blank
 
 
