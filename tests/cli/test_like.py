@@ -44,7 +44,7 @@ def test_what_a_command_chooses_itself_is_left_out(capsys):
     options = with_like(Given({}, like=COMMAND), searched=("tp", "gpu", "instances"))
     assert "tp" not in options.settings
     assert "chosen by this command: tp" in capsys.readouterr().err
-    assert with_like(options) is given
+    assert with_like(options) is options
 
 
 def test_deployment_that_cannot_be_read_is_an_error():

@@ -281,4 +281,4 @@ def _session_name(request: HttpRequest, body: Mapping[str, Any]) -> tuple[str, s
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value < 1 << 31

@@ -332,6 +332,30 @@ def test_compressed_answer_passes_as_it_is_and_is_read(captured):
     assert (row["prompt_tokens"], row["output_tokens"]) == (5, 7)
 
 
+def test_odd_bodies_and_answers_leave_rows_that_can_be_read(captured):
+    bodies = [
+        {"model": ["a"], "messages": [{"role": 3, "content": {"a": 1}}], "metadata": "m"},
+        {"messages": [None, {"role": "user", "content": [1, {"type": "text", "text": 5}]}]},
+        {"prompt": [-1, 2**70], "max_tokens": 10**30, "user": 5, "session_id": {}},
+        {"input": {"a": 1}, "previous_response_id": "resp_none"},
+    ]
+    odd = iter((b"", b"{", b'{"choices":3}', b'{"usage":{"prompt_tokens":-5}}') * 2)
+    with mock(QUICK) as up:
+        whole = captured(up.url)
+        send(whole.url, "/v1/completions", {"prompt": [1, 2, 3]})
+        with server(lambda request, reply: respond(reply, next(odd), "text/plain")) as url:
+            capture = captured(url)
+            for path in ("/v1/responses", "/v1/completions"):
+                for body in bodies:
+                    assert send(capture.url, path, body)[0] == 200
+            rows = capture.rows()
+    assert [row["outcome"] for row in rows] == ["error"] * 8
+    assert not capture.file.lost
+    both = capture.path.read_text() + json.dumps(whole.rows()[0]) + "\n"
+    capture.path.write_text(both)
+    assert len(read(capture.path).workload) == 1
+
+
 def test_plain_text_error_passes(captured):
     with server(lambda request, reply: respond(reply, b"busy", "text/plain", 503)) as url:
         capture = captured(url)
