@@ -17,7 +17,10 @@ from ..server_kinds import LAUNCHED, server_kind
 from .server_kind import ServerKind
 
 GPU_LABEL = "slo-bench.gpu"  # what our manifests say of the GPU, as the catalogue names it
-_GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product")
+_GPU_LABELS = (
+    *("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
+    *("k8s.amazonaws.com/accelerator", "amd.com/gpu.product"),
+)
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 _SHELLS = ("sh", "bash", "dash", "ash")
 _SEPARATORS = frozenset(";&|()<>\n")

@@ -171,6 +171,21 @@ def test_docker_run_and_config_file_are_read(tmp_path):
     assert settings == {"system": "vllm", "model": "qwen3-8b", "max_num_seqs": 9}
 
 
+def test_options_with_several_values_and_labels_of_clouds_are_read(tmp_path):
+    words = "--model Qwen/Qwen3-8B --enable-lora --lora-modules a=/a b=/b --max-loras 2 --port 1"
+    path = tmp_path / "d.yaml"
+    text = MANIFEST.replace("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", "LABEL")
+    text = text.replace("LABEL", "k8s.amazonaws.com/accelerator: nvidia-l4")
+    path.write_text(
+        (text % "Deployment").replace(
+            "vllm serve Qwen/Qwen3-8B", f"python3 -m vllm.entrypoints.openai.api_server {words}"
+        )
+    )
+    settings = read(str(path))
+    assert (settings["model"], settings["max_loras"]) == ("qwen3-8b", 2)
+    assert (settings["gpu"], settings["instances"]) == ("l4", 3)
+
+
 def test_what_has_no_meaning_is_named():
     deployment = described(
         "VLLM_USE_V1=1 vllm serve RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8 --host 0.0.0.0 "
