@@ -27,7 +27,7 @@ class _Commands(LazyGroup):
         *("init", "run", "capacity", "report", "export", "watch", "compare"),
         *("gate", "explain", "sensitivity", "validate", "accuracy", "derive-slo"),
         *("plan", "observe", "tune", "profile", "workload", "predict-train"),
-        *("predict-eval", "model", "backends", "serve", "selftest", "list", "doctor"),
+        *("predict-eval", "model", "backends", "serve", "capture", "selftest", "list", "doctor"),
     )
 
 

@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "cli/commands/accuracy.py": "tests/harness/validation/test_accuracy.py",
     "cli/commands/backends.py": "tests/harness/servers/launch/test_environments.py",
     "cli/commands/capacity.py": "tests/tuner/capacity/test_capacity_command.py",
+    "cli/commands/capture.py": "tests/cli/test_capture_command.py",
     "cli/commands/compare.py": "tests/cli/test_gate_command.py",
     "cli/commands/derive_slo.py": "tests/harness/experiments/test_multi_model_runs.py",
     "cli/commands/explain.py": "tests/cli/test_gate_command.py",
@@ -103,6 +104,21 @@ EXCEPTIONS = {
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
+    "harness/servers/launch/command_line.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/launch/deployment_files.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/launch/server_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/sglang/sglang_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
+    "harness/servers/vllm/vllm_flags.py": (
+        "tests/harness/servers/launch/test_described_deployment.py"
+    ),
     "harness/servers/sglang/cpu/": ("tests/harness/servers/sglang/test_sglang_kind.py"),
     "harness/servers/mock/": "tests/harness/load_generator/test_http_mock.py",
     "harness/servers/sglang/plugin/": "tests/harness/servers/sglang/test_*.py",

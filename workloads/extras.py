@@ -34,7 +34,7 @@ USES: Mapping[str, str] = {
 }
 
 # Import names that do not follow from the package's name.
-_MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
+_MODULES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
 
 def module_of(package: str) -> str:

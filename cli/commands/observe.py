@@ -20,10 +20,11 @@ from ..options.parameters import OUT, argument, flag, option
 from ..output.progress import changing_line
 
 if TYPE_CHECKING:
+    from ...harness.experiments.experiment import Experiment
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import ObservedServer
     from ...harness.load_generator.server_metrics import MetricsSnapshot
-    from ...tuner.planning.headroom import Headroom
+    from ...tuner.planning.headroom import Change, Headroom
 
 EXAMPLES = (
     "slo-bench observe http://127.0.0.1:8000 --model models/tiny --duration 120",
@@ -43,7 +44,7 @@ def observe(
         "URL", "Address of vLLM or SGLang, or of a Prometheus server that reads it."
     ),
     experiment_options: Given = offer(
-        only=("systems", "set", "model", "slo", "slo_scale", "seed"),
+        only=("systems", "set", "model", "slo", "slo_scale", "seed", "like"),
         changed={
             "systems": {
                 "repeated": False,
@@ -89,7 +90,9 @@ def observe(
     from ...harness.servers.server_kinds import metrics_by_server
     from ...tuner.planning.headroom import headroom_of
     from ..options.experiment_options import experiment_of
+    from ..options.like import with_like
 
+    experiment_options = with_like(experiment_options, ("systems", "instances"))
     labels = _labels(only or [])
     source = MetricsSource(url, labels, metrics_by_server(), _headers(api_key_env))
     duration_s = duration or (_PAST_S if source.is_prometheus else _LIVE_S)
@@ -116,6 +119,10 @@ def observe(
             headroom = None
             if (unseen := _unseen_limit(server, experiment_options)) is None:
                 headroom = headroom_of(server, experiment, str(trace_file), target, say)
+            change = None if headroom is None else headroom.next_change
+            files = []
+            if out is not None:
+                files = _write_recommended(out, experiment, change, server.last.model)
     if as_json:
         typer.echo(json.dumps(_json(server, headroom, unseen), allow_nan=False))
         return
@@ -123,6 +130,33 @@ def observe(
         typer.echo(line)
     if out is not None:
         typer.echo(f"profile, requests and experiment: {out}")
+    if files:
+        names = ", ".join(path.name for path in files)
+        typer.echo(f"the deployment to run next: {files[0].parent} ({names})")
+
+
+def _write_recommended(
+    folder: Path, experiment: Experiment, change: Change | None, served_model: str
+) -> list[Path]:
+    """Write the deployment with a change, or as it is; nothing for a change of the system."""
+    from ...harness.experiments.backends.deployment_manifests import write_deployment
+
+    if change is not None:
+        if not (change.parameters or change.instances):
+            return []
+        name = experiment.systems[0]
+        changed = {parameter: (value,) for parameter, value in change.parameters.items()}
+        today = experiment.instances or (None,)
+        experiment = experiment.model_copy(
+            update={
+                "parameters": {name: {**experiment.parameters.get(name, {}), **changed}},
+                "instances": ((today[0] or 1) + change.instances,),
+            }
+        )
+    # The KV blocks that were seen are those that the server finds room for by itself.
+    experiment = experiment.model_copy(update={"num_gpu_blocks": (None,), "block_size": (16,)})
+    comment = f"slo-bench observe: {'as observed' if change is None else change.what}"
+    return write_deployment(folder / "deployment", experiment, comment, served_model)
 
 
 def _labels(only: Sequence[str]) -> dict[str, str]:

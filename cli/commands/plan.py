@@ -16,6 +16,7 @@ EXAMPLES = (
     "slo-bench plan --rate 10",
     "slo-bench plan --model llama-3.1-70b --rate 20 --slo ttft=2,tpot=0.1 --gpu h100-80g,a100-80g",
     "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
+    "slo-bench plan --rate 10 --like 'vllm serve Qwen/Qwen3-8B --max-num-seqs 128'",
     "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
     "slo-bench plan --fleet fleet.toml --system vllm --system distserve",
@@ -28,8 +29,9 @@ _load = partial(option, panel=ARRIVES)
 
 _ASKED = (
     *("systems", "sweep", "set", "workload", "arrivals", "slo", "slo_scale", "seed"),
-    *("model", "tp", "pp", "router"),
+    *("model", "tp", "pp", "router", "like"),
 )
+_SEARCHED = ("gpu", "instances", "tp", "pp", "dp", "ep")
 
 # In `--help`; the others in `--help-all`.
 SHOWN = (
@@ -87,6 +89,7 @@ def plan(
     from ...tuner.planning.prices import default_prices, read_prices
     from ..interrupts import interruptible
     from ..options.experiment_options import experiment_of
+    from ..options.like import with_like
     from ..output.plan_output import show_fleet, show_plans
     from ..output.progress import changing_line
 
@@ -95,6 +98,7 @@ def plan(
         raise SloBenchError("give --rate R or --fleet FILE, one of them")
     if fleet is not None and html is not None:
         raise SloBenchError("--html compares plans for one --rate; leave it out with --fleet")
+    experiment_options = with_like(experiment_options, _SEARCHED)
     experiment_options.settings.setdefault("systems", (DEFAULT_SYSTEM,))
     experiment = experiment_of(experiment_options)
     target_load = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)

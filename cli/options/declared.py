@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from ...harness.experiments.config.setting import COMPARED, RUN
+from ...harness.experiments.config.setting import COMPARED, RUN, SERVES
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .names import listed
 from .parameters import JOBS, OUT, argument, flag, option, option_group
@@ -60,6 +60,13 @@ class BesideSettings:
     )
     variant: str | None = option(
         "NAME", "Only this one of the file's [variants].", "--variant", panel=COMPARED
+    )
+    like: str | None = option(
+        "COMMAND|FILE",
+        "Deployment to take settings from: a command ('vllm serve M --max-num-seqs 64'), launch "
+        "script, Compose file or Kubernetes manifest. Options given beside it count first.",
+        "--like",
+        panel=SERVES,
     )
 
 

@@ -15,6 +15,7 @@ from ...predictors.profiles.profile_format import read_profile
 from ...workloads.call_parser import split_outside, value_of
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .from_schema import Given
+from .like import with_like
 
 DEFAULT_SUITE = "quickstart"
 
@@ -35,6 +36,7 @@ def experiment_of(experiment_options: Given, resumed: Path | None = None) -> Exp
     Raises:
         SloBenchError: the options contradict each other, or make no experiment.
     """
+    experiment_options = with_like(experiment_options)
     if experiment_options.file is not None and experiment_options.suite is not None:
         raise SloBenchError("give an experiment file or --suite, not both")
     if experiment_options.file is not None:

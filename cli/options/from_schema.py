@@ -45,7 +45,8 @@ class Given:
     """The options of settings that were given.
 
     `settings` are their values by path (`tp`, `client.api`); `sets` and `sweeps` are as typed.
-    `variant`: the name of the only variant that is wanted.
+    `variant`: the name of the only variant that is wanted. `like`: a deployment whose settings hold
+    where these say nothing.
     """
 
     settings: dict[str, Any]
@@ -54,10 +55,11 @@ class Given:
     sets: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
     variant: str | None = None
+    like: str | None = None
 
     def __bool__(self) -> bool:
         """Does any of them change an experiment?"""
-        return bool(self.settings or self.sets or self.sweeps or self.variant)
+        return bool(self.settings or self.sets or self.sweeps or self.variant or self.like)
 
     def value(self, path: str) -> Any:
         """Return the given value of a setting of an experiment, or its default.
@@ -78,7 +80,7 @@ class Offer:
     """Which settings a command has options for: all of `schema`, or `only` these, `without` those.
 
     `changed` says what a command's option has in place of the schema's: fields of `Setting`.
-    Beside settings there are `file`, `suite`, `set`, `sweep` and `variant`.
+    Beside settings there are `file`, `suite`, `set`, `sweep`, `variant` and `like`.
     """
 
     schema: type[BaseModel] = ExperimentSchema
@@ -110,6 +112,7 @@ class Offer:
             tuple(beside.get("set") or ()),
             tuple(beside.get("sweep") or ()),
             beside.get("variant"),
+            beside.get("like"),
         )
 
     def _settings(self) -> list[Declared]:

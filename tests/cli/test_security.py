@@ -180,7 +180,8 @@ def test_files_unpacked_from_workers_stay_in_the_run_folder(tmp_path, name):
 
 
 RUNS_CODE = re.compile(
-    r"^\s*(import|from) (pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal|yaml)\b"
+    r"^\s*(import|from) (pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b"
+    r"|from yaml\b|yaml\.(?!safe_load|dump_all|SafeDumper|YAMLError)\w+"
     r"|\b(eval|exec)\("
     r"|allow_pickle=True|trust_remote_code=True|weights_only=False"
     r"|torch\.load\((?!.*weights_only=True)"

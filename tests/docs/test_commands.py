@@ -83,6 +83,16 @@ NOT_RUN = {
     "--prompt-tokens 64 --output-tokens 8 --slo ttft=0.1": "four minutes by the clock",
     "slo-bench observe http://127.0.0.1:8000 --model models/tiny --slo ttft=1,tpot=0.1 "
     "--duration 120": "a server under load: tests/harness/servers/launch/test_backends_observe.py",
+    "slo-bench capture http://127.0.0.1:8000 --port 9000 --out monday.jsonl": (
+        "waits; tests/cli/test_capture_command.py, tests/harness/servers/gateway/test_capture.py"
+    ),
+    "slo-bench workload show monday.jsonl": "what the line before would write",
+    "slo-bench run --workload monday.jsonl --replay-speed 1 --system vllm --system sarathi": (
+        "the same"
+    ),
+    "slo-bench run --workload monday.jsonl --replay-speed 1 --base-url http://127.0.0.1:8000": (
+        "the same; tests/harness/servers/launch/test_backends_capture.py"
+    ),
     # Not on these machines.
     "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
     "python scripts/swap_speed.py --layers 16 --block-kib 32": (

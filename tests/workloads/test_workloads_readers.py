@@ -553,3 +553,34 @@ def test_the_page_of_file_formats_names_what_each_format_is_recognised_by():
         for word in form.header
     }
     assert {word for word in words if word not in table} == {"context", "answers"}  # LongBench
+
+
+CAPTURED = (
+    '{"arrival_s":0,"prompt_tokens":40,"output_tokens":30,"follows":-1,"hash_ids":[1,2,3],'
+    '"answer_hash_ids":[4,5]}\n'
+    '{"arrival_s":1,"prompt_tokens":9,"output_tokens":0,"follows":-1,"hash_ids":[8]}\n'
+    '{"arrival_s":2,"prompt_tokens":80,"output_tokens":1,"follows":0,"hash_ids":[1,2,4,5,7]}\n'
+)
+
+
+def test_captured_answers_have_blocks_and_requests_without_answers_are_left_out(tmp_path):
+    path = tmp_path / "capture.jsonl"
+    path.write_text(CAPTURED)
+    trace = read(path)
+    assert trace.workload.prefix_blocks == [(1, 2, 4, 5), (1, 2, 4, 5, 7)]
+    assert trace.workload.follows.tolist() == [-1, 0]
+    assert trace.notes == ("1 of 3 requests with no output token left out",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"follows":0', '"follows":1', "others follow must have an output token.*line 2"),
+        ("[4,5]}", '["a"]}', "answer_hash_ids must be a list of whole numbers.*line 1"),
+    ],
+)
+def test_damaged_capture_is_refused_with_its_line(tmp_path, old, new, problem):
+    path = tmp_path / "capture.jsonl"
+    path.write_text(CAPTURED.replace(old, new))
+    with pytest.raises(FileFormatError, match=problem):
+        read(path)

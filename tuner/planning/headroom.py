@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class Change:
     """A change of the deployment, and the capacity with it over that of today.
 
     `gain_low` and `gain_high` are its ends over the band of step times. `unseen`: with it batches
-    may be larger than any that was observed. `instances`: of the server, more than today.
+    may be larger than any that was observed. `instances`: of the server, more than today;
+    `parameters`: of its system, that change.
     """
 
     what: str
@@ -67,6 +68,7 @@ class Change:
     gain_high: float = 1.0
     unseen: bool = False
     instances: int = 0
+    parameters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def safe(self) -> bool:
@@ -294,7 +296,7 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
             description = f"{name} {value} (today {values[name]})"
             yield (
                 dataclasses.replace(spec, parameters=changed),
-                Change(description, f"{option} {value}", unseen=unseen),
+                Change(description, f"{option} {value}", unseen=unseen, parameters={name: value}),
             )
     in_order = isinstance(stock.policy, Policy) and not overrides(stock.policy, "queue_key")
     if in_order and spec.system in SERVERS and refusal(system(_INSTEAD), spec.system) is None:

@@ -6,20 +6,23 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...harness.experiments.backends.deployment_manifests import (
+    GPUS_OF_A_HOST,
+    PORT,
+    model_reference,
+    write_deployment,
+)
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
 from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.launch.server_kind import ServerKind
 from ...harness.servers.server_kinds import server_kinds
-from ...predictors.specs import model, models
+from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
 from .offers import Offer, Value
 from .plan_search import SizedOffer, TargetLoad
 from .prices import PriceList
-
-GPUS_OF_A_HOST = 8
-_PORT = 8000
 
 _SIXTEEN_BIT = ("bf16", "fp16")
 
@@ -56,7 +59,8 @@ exec {command}
 def write_launch_files(
     folder: Path, requested: ExperimentSchema, load: TargetLoad, plan: SizedOffer, prices: PriceList
 ) -> list[Path]:
-    """Write those of a plan: `launch.sh`, if a real server runs its system, and `experiment.toml`.
+    """Write those of a plan: `experiment.toml` and, if a real server runs its system, `launch.sh`;
+    a server as it is has the files of `write_deployment` too.
 
     Raises:
         SloBenchError: they cannot be written.
@@ -69,9 +73,11 @@ def write_launch_files(
         files[folder / "launch.sh"] = script
     for path, text in files.items():
         write_whole(path, [text.encode()])
-    if script is not None:
-        (folder / "launch.sh").chmod(0o755)
-    return list(files)
+    if script is None:
+        return list(files)
+    (folder / "launch.sh").chmod(0o755)
+    comment = f"{requested.model[0]}: {plan.instances} × {plan.offer.name}, simulated"
+    return [*files, *write_deployment(folder, experiment, comment)]
 
 
 def launch_script(
@@ -90,7 +96,7 @@ def launch_script(
         f"{plan.usd_per_hour:.2f} USD per hour ({prices.title}).",
         "attainment": plan.verdict.attainment,
         "rate": load.whole_rps,
-        "model": shlex.quote(_weights(requested.model[0])),
+        "model": shlex.quote(model_reference(requested.model[0])),
     }
     published = model(requested.model[0]).checkpoint_dtype
     deployment, fields["weights"] = _deployment(plan.offer, kind, published)
@@ -106,12 +112,12 @@ def launch_script(
         words += [f"--server-arg={word}" for word in spread]
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
     if system.name == kind.name:
-        words = [kind.command, '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
+        words = [kind.command, '--host "$ADDRESS"', f"--port $(({PORT} + k))", *spread]
         options = kind.own_options
         words += [f"{options[k]} {v}" for k, v in plan.parameters.items() if k in options]
     else:
         words = ["slo-bench serve", system.name, "--backend", kind.name, '--model "$MODEL"']
-        words += [f"--port $(({_PORT} + k))", *_parameters(plan.parameters)]
+        words += [f"--port $(({PORT} + k))", *_parameters(plan.parameters)]
         words += [f"--server-arg={word}" for word in spread]
     per_host = max(1, GPUS_OF_A_HOST // plan.offer.gpus)
     return _SCRIPT.format(
@@ -122,16 +128,6 @@ def launch_script(
         gpus=plan.offer.gpus,
         command=" ".join(words),
     )
-
-
-def _weights(name: str) -> str:
-    """What a server loads for a model: its folder, or its name on a hub where the catalogue has
-    that.
-    """
-    if name in models():
-        origin = models()[name].origin.partition(" ")[0]
-        return origin if "/" in origin else name
-    return str(Path(name).expanduser().parent) if name.endswith(".json") else name
 
 
 def _deployment(offer: Offer, kind: ServerKind, published: str) -> tuple[list[str], str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...harness.experiments.backends.deployment_manifests import write_deployment
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -110,6 +111,9 @@ def concluded(
             applied = study.space.applied(experiment, row.configuration)
             write_whole(folder / name, [applied.to_toml().encode()])
             commands = launch_commands(applied, study.space, folder / name)
+            deployment = folder / name.replace("winner", "deployment").removesuffix(".toml")
+            if write_deployment(deployment, applied, f"{name} of slo-bench tune"):
+                commands = (*commands, shlex.quote(str(deployment / "command.sh")))
             winners.append(Winner(row, folder / name, commands))
         confirmed: list[Confirmed] = []
         evaluators = [tuned] if settings.confirm else []

@@ -64,6 +64,7 @@ WHOLE = {
 COLUMNS = (
     *(ARRIVAL, PROMPT, OUTPUT, "expected_output_tokens", *WHOLE, *SLO_COLUMNS.values(), "think_s"),
     *("request_type", "class", "model", "prefix_blocks", "prefix_block_size", "joins", "hash_ids"),
+    "answer_hash_ids",
 )
 
 

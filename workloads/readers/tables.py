@@ -43,9 +43,8 @@ def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
     first = next((line for line in lines(path) if not line.isspace()), "")
     as_read = read_flat_jsonl(path) if first.lstrip().startswith("{") else read_csv(path)
     table = renamed(as_read, parse_columns(columns))
-    low = int("follows" in table)  # a request that others follow cannot be left out
-    prompt_tokens = table.ints("prompt_tokens", low)
-    output_tokens = table.ints(_lengths(table), low)
+    prompt_tokens = table.ints("prompt_tokens")
+    output_tokens = table.ints(_lengths(table))
     kept = served(prompt_tokens, output_tokens, table)
     values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     if "request_type" in table:
@@ -73,13 +72,24 @@ def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
             _joined(table, row, cell) for row, cell in enumerate(table.cells("joins"))
         ]
         values.setdefault("follows", np.full(len(table), -1))
-    if "follows" in values and (values["follows"] >= np.arange(len(table))).any():
-        row = int(np.flatnonzero(values["follows"] >= np.arange(len(table)))[0])
-        raise table.fail(row, "follows must name an earlier row, counted from 0")
+    if "follows" in values:
+        _check_followed(table, values["follows"], output_tokens)
     values |= hashed_blocks(table, prompt_tokens)
     has_arrivals = "arrival_s" in table
     arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
     return replace(in_order(table, arrival_s, values, kept), has_arrivals=has_arrivals)
+
+
+def _check_followed(table: FileTable, follows: Ints, output_tokens: Ints) -> None:
+    """Raise FileFormatError for a row that follows no earlier one, or one without an answer."""
+    late = np.flatnonzero(follows >= np.arange(len(table)))
+    if len(late):
+        raise table.fail(int(late[0]), "follows must name an earlier row, counted from 0")
+    for followed in follows[follows >= 0]:
+        if output_tokens[followed] < 1:
+            raise table.fail(
+                int(followed), "a request that others follow must have an output token at least"
+            )
 
 
 def _joined(table: FileTable, row: int, cell: str) -> tuple[int, ...]:
@@ -131,7 +141,8 @@ def _lengths(table: FileTable) -> str:
 
 
 def hashed_blocks(table: FileTable, prompt_tokens: Ints) -> dict[str, Any]:
-    """Prefix blocks by the column `hash_ids`; nothing if it is not there.
+    """Prefix blocks by the column `hash_ids`, and those of the answer by `answer_hash_ids`, which
+    begin with the block that the prompt does not fill; nothing if it is not there.
 
     Raises:
         FileFormatError: the hashes are no whole numbers, or fit no size of blocks.
@@ -165,4 +176,17 @@ def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
 def _full_blocks(table: FileTable, prompt_tokens: list[int], size: int) -> list[tuple[int, ...]]:
     """The hashes of full blocks: a block that is only partly filled cannot be shared."""
     hashes = table.cells("hash_ids")
-    return [tuple(h[: n // size]) for h, n in zip(hashes, prompt_tokens, strict=True)]
+    blocks = [tuple(h[: n // size]) for h, n in zip(hashes, prompt_tokens, strict=True)]
+    if "answer_hash_ids" not in table:
+        return blocks
+    return [(*b, *(more or ())) for b, more in zip(blocks, _answer_hashes(table), strict=True)]
+
+
+def _answer_hashes(table: FileTable) -> list[list[int]]:
+    cells = table.cells("answer_hash_ids")
+    for row, hashes in enumerate(cells):
+        if hashes is not None and not (
+            isinstance(hashes, list) and all(type(h) is int for h in hashes)
+        ):
+            raise table.fail(row, "answer_hash_ids must be a list of whole numbers")
+    return cells

@@ -58,7 +58,7 @@ class CollectedReply:
         reply.end()
 
 
-class _Wrapped:
+class Wrapped:
     """A `Reply` that forwards to another one."""
 
     def __init__(self, reply: Reply) -> None:
@@ -75,7 +75,7 @@ class _Wrapped:
         self._reply.comes_from(source)
 
 
-class CountedReply(_Wrapped):
+class CountedReply(Wrapped):
     """A `Reply` that passes everything on at once and keeps a copy of the body.
 
     `whole` is called with a complete answer of status 200 that is not too large to keep, as soon as
@@ -110,7 +110,7 @@ class CountedReply(_Wrapped):
             self._whole(Raw(200, RequestFault.NONE, "", stamps, lengths, body, embeds=False))
 
 
-class BufferedReply(_Wrapped):
+class BufferedReply(Wrapped):
     """A `Reply` that passes on from the first event of a stream, or from the end of an error.
 
     vLLM sends the head of a stream before there is a token, and the error of a request that it

@@ -45,6 +45,7 @@ class Upstream:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._tls = endpoint.tls_context()
         self.idle: list[_Connection] = []
         self.open: set[_Connection] = set()
 
@@ -68,11 +69,18 @@ class Upstream:
             raise ConnectionLostError("closed without an answer") from error
 
     async def _connect(self) -> _Connection:
-        host, port = self.endpoint.host, self.endpoint.port
-        loop = asyncio.get_running_loop()
+        host, port, socket = self.endpoint.host, self.endpoint.port, self.endpoint.socket
+        loop, tls = asyncio.get_running_loop(), self._tls
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                _, connection = await loop.create_connection(lambda: _Connection(self), host, port)
+                if socket:
+                    _, connection = await loop.create_unix_connection(
+                        lambda: _Connection(self), socket
+                    )
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(self), host, port, ssl=tls
+                    )
         except TimeoutError:
             raise UnreachableError(f"no connection within {CONNECT_LIMIT_S:g} s") from None
         except OSError as error:

@@ -14,6 +14,7 @@ from ...core.policy import AnyPolicy
 from ...load_generator.server_metrics import MetricNames
 from ..plugin.contract import EmbedderBeside
 from .server_args import check_no_secrets
+from .server_flags import Flag, ServerCommand
 
 if TYPE_CHECKING:
     from ....predictors.speculation import Speculation
@@ -135,6 +136,10 @@ class ServerKind:
         own_environ: variables of this server alone, for device and launch.
         health_path: answers with status 200 when the server is ready, without load on it.
         command: starts it with the model `$MODEL`, in a shell script.
+        programs: words with which its command line begins; the model or options follow.
+        images: names of its container images; the first is written.
+        flags: options besides those of the fields below, and other spellings.
+        settle: makes settings of those of `flags` that belong together.
 
     Options:
         limits: of an iteration, by vLLM's names for them: the parameter of its system, the option.
@@ -188,6 +193,10 @@ class ServerKind:
     health_path: str = "/health"
     metrics_path: str = "/metrics"
     command: str = ""
+    programs: tuple[tuple[str, ...], ...] = ()
+    images: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    settle: Callable[[ServerCommand], ServerCommand] = lambda command: command
 
     limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     memory_option: str = ""

@@ -23,6 +23,7 @@ from ..launch.server_kind import (
 from . import plugin
 from .plugin import targets
 from .plugin.sglang_compatibility import launch_args, limitation, refusal
+from .sglang_flags import FLAGS, settle
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
@@ -148,6 +149,10 @@ SGLANG = ServerKind(
     own_environ=_environ,
     health_path="/model_info",  # /health generates a token, which would count as load
     command='python -m sglang.launch_server --model-path "$MODEL"',
+    programs=(("-m", "sglang.launch_server"), ("sglang", "serve")),
+    images=("lmsysorg/sglang", "sglang"),
+    flags=FLAGS,
+    settle=settle,
     limits={
         "max_num_batched_tokens": ("chunked_prefill_tokens", "--chunked-prefill-size"),
         "max_num_seqs": ("max_running_requests", "--max-running-requests"),

@@ -26,6 +26,7 @@ from ..launch.server_kind import (
 from ..plugin.contract import IdleView
 from . import plugin
 from .plugin import hooks
+from .vllm_flags import FLAGS, settle
 
 _SCHEDULER = f"{plugin.__name__}.scheduler.PolicyScheduler"
 _COLLOCATED = f"{plugin.__name__}.collocated_scheduler.CollocatedScheduler"
@@ -266,6 +267,10 @@ VLLM = ServerKind(
     argv=_argv,
     own_environ=_environ,
     command='vllm serve "$MODEL"',
+    programs=(("vllm", "serve"), ("-m", "vllm.entrypoints.openai.api_server")),
+    images=("vllm/vllm-openai", "vllm-openai"),
+    flags=FLAGS,
+    settle=settle,
     limits={
         "max_num_batched_tokens": ("max_num_batched_tokens", "--max-num-batched-tokens"),
         "max_num_seqs": ("max_num_seqs", "--max-num-seqs"),

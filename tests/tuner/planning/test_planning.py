@@ -500,7 +500,10 @@ def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch, short_runs)
     assert row["attainment_low"] >= 0.9
     assert row["simulated"] is True
     assert {path.name for path in (tmp_path / "plan").iterdir()} == {
+        "command.sh",
+        "compose.yaml",
         "experiment.toml",
+        "kubernetes.yaml",
         "launch.sh",
         "plan.jsonl",
     }

@@ -1,0 +1,313 @@
+"""Where deployments are written down: command lines, launch scripts, Compose files and Kubernetes
+manifests. Each becomes the words of the servers' commands, with the number of replicas.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.input_files import check_input
+from ..server_kinds import LAUNCHED, server_kind
+from .server_kind import ServerKind
+
+GPU_LABEL = "slo-bench.gpu"  # what our manifests say of the GPU, as the catalogue names it
+_GPU_LABELS = (
+    *("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
+    *("k8s.amazonaws.com/accelerator", "amd.com/gpu.product"),
+)
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+_SHELLS = ("sh", "bash", "dash", "ash")
+_SEPARATORS = frozenset(";&|()<>\n")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_VARIABLE_OF_PODS = re.compile(r"\$\((\w+)\)")
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_COMMAND_OF_MANIFESTS = re.compile(r"^(?:services|kind|apiVersion)\s*:", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class WrittenCommand:
+    """A server's command: `words` from the one after the program's on; `gpu_name` and `gpus` as
+    the file names them.
+    """
+
+    kind: ServerKind
+    words: tuple[str, ...]
+    place: str
+    replicas: int = 1
+    gpu_name: str = ""
+    gpus: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def commands_in(text: str) -> list[WrittenCommand]:
+    """The servers' commands in a file, or in a command line.
+
+    Raises:
+        SloBenchError: there is none.
+        FileFormatError: the file cannot be read.
+    """
+    path = Path(text).expanduser()
+    try:
+        is_file = path.is_file()
+    except OSError:  # too long for a name
+        is_file = False
+    if not is_file:
+        commands = list(_script_commands(text, "the command"))
+        if not commands:
+            raise SloBenchError(
+                f"--like {text!r:.80} is neither a file nor a command of {' or '.join(LAUNCHED)}: "
+                "'vllm serve MODEL --max-num-seqs 64'"
+            )
+        return commands
+    check_input(path)
+    try:
+        content = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if path.suffix in (".yaml", ".yml", ".json") or _COMMAND_OF_MANIFESTS.search(content):
+        commands = list(_manifest_commands(path, content))
+    else:
+        commands = list(_script_commands(content, path.name))
+    if not commands:
+        raise FileFormatError(path, None, f"has no command that starts {' or '.join(LAUNCHED)}")
+    return commands
+
+
+def server_in(words: Sequence[str], place: str) -> WrittenCommand | None:
+    """The server that the words of a command start; None if they start none of ours."""
+    kinds = [server_kind(name) for name in LAUNCHED]
+    names = [PurePosixPath(word).name for word in words]
+    for kind in kinds:
+        for program in kind.programs:
+            for start in range(len(words) - len(program) + 1):
+                if tuple(names[start : start + len(program)]) == program:
+                    return WrittenCommand(kind, tuple(words[start + len(program) :]), place)
+    if "run" in words:  # docker run IMAGE OPTIONS: the image's own program starts the server
+        for position, word in enumerate(words):
+            kind_of_image = _kind_of_image(word)
+            if kind_of_image is not None and not word.startswith("-"):
+                return WrittenCommand(kind_of_image, tuple(words[position + 1 :]), place)
+    return None
+
+
+def _kind_of_image(image: str) -> ServerKind | None:
+    name = image.partition("@")[0]
+    name = name.rpartition(":")[0] if ":" in PurePosixPath(name).name else name
+    for kind in map(server_kind, LAUNCHED):
+        if any(name == image_name or name.endswith(f"/{image_name}") for image_name in kind.images):
+            return kind
+    return None
+
+
+def _script_commands(
+    text: str, place: str, variables: Mapping[str, str] | None = None
+) -> Iterator[WrittenCommand]:
+    """The servers that a shell script starts; `variables` are set before it."""
+    assigned = dict(variables or {})
+    text = re.sub(r"\\\r?\n", " ", text)
+    text = re.sub(r"\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)", "0", text)  # arithmetic
+    text = re.sub(r"\$\([^()]*\)", "", text)  # what another command prints
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split, lexer.commenters = True, "#"
+            words = list(lexer)
+        except ValueError as error:
+            if any("".join(program[-1:]) in line for program in _programs()):
+                raise SloBenchError(f"{place}, line {number}: {error}") from None
+            continue
+        for command in _split(words):
+            while command and (match := _ASSIGNMENT.fullmatch(command[0])):
+                assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
+                command = command[1:]
+            if command[:1] == ["export"]:
+                for word in command[1:]:
+                    if match := _ASSIGNMENT.fullmatch(word):
+                        assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
+                continue
+            server_command = server_in(command, place)
+            if server_command is not None:
+                words = _expanded(server_command.words, assigned, f"{place}, line {number}")
+                yield replace(server_command, words=tuple(words), environment=assigned)
+
+
+def _programs() -> list[tuple[str, ...]]:
+    return [program for name in LAUNCHED for program in server_kind(name).programs]
+
+
+def _split(words: Sequence[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in words:
+        if word and set(word) <= _SEPARATORS:
+            yield command
+            command = []
+        else:
+            command.append(word)
+    yield command
+
+
+def _expanded(words: Sequence[str], assigned: Mapping[str, str], place: str | None) -> list[str]:
+    """Words with variables replaced; one that is not set stays away with its option's word.
+
+    Raises:
+        SloBenchError: it is not set, and `place` is where.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        text = assigned.get(name, default)
+        if text is None:
+            if place is None:
+                return ""
+            raise SloBenchError(f"{place}: the variable {name} is not set in it; write its value")
+        return text
+
+    expanded_words = []
+    for word in words:
+        text = _VARIABLE.sub(value, word)
+        if text or not _VARIABLE.search(word):
+            expanded_words.append(text)
+    return expanded_words
+
+
+def _manifest_commands(path: Path, text: str) -> Iterator[WrittenCommand]:
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        problem = getattr(error, "problem", None) or "cannot be read"
+        raise FileFormatError(path, line, f"is no YAML: {problem}") from None
+    except RecursionError:
+        raise FileFormatError(path, None, "is nested too deeply") from None
+    for document in documents:
+        if not isinstance(document, Mapping):
+            continue
+        if isinstance(document.get("services"), Mapping):
+            for name, service in document["services"].items():
+                if isinstance(service, Mapping):
+                    yield from _service_commands(service, f"{path.name}, service {name}")
+        elif document.get("kind") == "List":
+            for item in _list(document.get("items")):
+                yield from _object_commands(item, path)
+        else:
+            yield from _object_commands(document, path)
+
+
+def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[WrittenCommand]:
+    """The server of a Compose service."""
+    words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
+    environment = _environment(service.get("environment"))
+    deploy = _mapping(service.get("deploy"))
+    resources = _mapping(_mapping(deploy.get("resources")).get("reservations"))
+    gpus = None
+    for device in _list(resources.get("devices")):
+        ids = _list(_mapping(device).get("device_ids"))
+        gpus = len(ids) or _whole(_mapping(device).get("count"), place)
+    replicas = service.get("scale", deploy.get("replicas", 1))
+    labels = _environment(service.get("labels"))
+    for command in _container_commands(words, str(service.get("image", "")), environment, place):
+        yield replace(
+            command,
+            replicas=_whole(replicas, place) or 1,
+            gpus=gpus,
+            gpu_name=labels.get(GPU_LABEL, ""),
+        )
+
+
+def _object_commands(document: Any, path: Path) -> Iterator[WrittenCommand]:
+    """The servers of a Kubernetes object that has pods."""
+    document = _mapping(document)
+    name = _mapping(document.get("metadata")).get("name", "?")
+    place = f"{path.name}, {document.get('kind')} {name}"
+    spec = _mapping(document.get("spec"))
+    replicas = _whole(spec.get("replicas", 1), place)
+    template = document if document.get("kind") == "Pod" else _mapping(spec.get("template"))
+    pod = _mapping(template.get("spec"))
+    labels = {
+        **_mapping(pod.get("nodeSelector")),
+        **_mapping(_mapping(template.get("metadata")).get("labels")),
+        **_mapping(_mapping(template.get("metadata")).get("annotations")),
+    }
+    gpu_name = next((str(labels[n]) for n in (GPU_LABEL, *_GPU_LABELS) if n in labels), "")
+    for container in _list(pod.get("containers")):
+        container = _mapping(container)
+        entries = map(_mapping, _list(container.get("env")))
+        environment = {str(e.get("name")): str(e["value"]) for e in entries if "value" in e}
+        words = [*_words(container.get("command")), *_words(container.get("args"))]
+        resources = _mapping(container.get("resources"))
+        limits = {**_mapping(resources.get("requests")), **_mapping(resources.get("limits"))}
+        gpus = next((_whole(limits[n], place) for n in _GPU_RESOURCES if n in limits), None)
+        for command in _container_commands(
+            words, str(container.get("image", "")), environment, place
+        ):
+            yield replace(
+                command, replicas=1 if replicas is None else replicas, gpus=gpus, gpu_name=gpu_name
+            )
+
+
+def _container_commands(
+    words: Sequence[str], image: str, environment: Mapping[str, str], place: str
+) -> Iterator[WrittenCommand]:
+    """The servers that a container starts with these words, or its image with them."""
+    words = [
+        _VARIABLE_OF_PODS.sub(lambda match: environment.get(match[1], match[0]), word)
+        for word in words
+    ]
+    if words and PurePosixPath(words[0]).name in _SHELLS and len(words) > 2:
+        yield from _script_commands(words[2], place, environment)
+        return
+    command = server_in(words, place)
+    if command is None and (kind := _kind_of_image(image)) is not None:
+        command = WrittenCommand(kind, tuple(words), place)
+    if command is not None:
+        words = _expanded(command.words, environment, place)
+        yield replace(command, words=tuple(words), environment=environment)
+
+
+def _words(command: Any) -> list[str]:
+    """Words of a command that is a list, or a line as a shell reads it."""
+    if isinstance(command, str):
+        try:
+            return shlex.split(command)
+        except ValueError as error:
+            raise SloBenchError(f"cannot read the command {command!r:.60}: {error}") from None
+    return [str(word) for word in _list(command)]
+
+
+def _environment(variables: Any) -> dict[str, str]:
+    """Variables of Compose, as a mapping or a list of NAME=VALUE."""
+    if isinstance(variables, Mapping):
+        return {str(name): str(value) for name, value in variables.items() if value is not None}
+    pairs = (str(pair).partition("=") for pair in _list(variables))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: Any, place: str) -> int | None:
+    """A number, also as text; None for `all` or nothing.
+
+    Raises:
+        SloBenchError: it is neither.
+    """
+    if value is None or value == "all":
+        return None
+    try:
+        return int(str(value))
+    except ValueError:
+        raise SloBenchError(f"{place}: {value!r:.40} is no whole number; write it") from None
