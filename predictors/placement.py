@@ -314,11 +314,6 @@ class Placement:
             raise SloBenchError(
                 f"{model.name} has {model.heads} attention heads, not divisible by tp {self.tp}"
             )
-        if model.kv_heads % self.tp and self.tp % model.kv_heads:
-            raise SloBenchError(
-                f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
-                "or be a multiple of them, as vLLM and SGLang demand"
-            )
         linear = model.linear
         if linear is None or linear.kind == "convolution":
             return
@@ -360,7 +355,7 @@ class Placement:
                 f"{self.fixed_num_gpu_blocks:,} KV blocks of {self.block_size} tokens do not fit "
                 f"beside {self.model.name} on {where}: at most {self.fitting_num_gpu_blocks:,} do"
             )
-        for tp in _tp_degrees(self.model):
+        for tp in tp_degrees(self.model):
             if tp > self.tp and replace(self, tp=tp).fits:
                 return f"{problem}; use tp {tp} or more"
         return f"{problem}; use a larger GPU, smaller weights (weight_dtype) or pp above {self.pp}"
@@ -374,12 +369,19 @@ class Placement:
         )
 
 
-def _tp_degrees(model: ModelSpec) -> list[int]:
-    return [
-        tp
-        for tp in TP_DEGREES
-        if model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
-    ]
+def tp_degrees(model: ModelSpec) -> list[int]:
+    """Those of `TP_DEGREES` on which servers start the model."""
+    return [tp for tp in TP_DEGREES if model.heads % tp == 0 and uneven_kv_heads(model, tp) is None]
+
+
+def uneven_kv_heads(model: ModelSpec, tp: int) -> str | None:
+    """Why servers refuse `tp` for a model's KV heads, and with what it is simulated; else None."""
+    if model.kv_heads % tp == 0 or tp % model.kv_heads == 0:
+        return None
+    return (
+        f"{model.name} has {model.kv_heads} KV heads, which tp {tp} does not divide: vLLM and "
+        f"SGLang refuse it; simulated with {-(-model.kv_heads // tp)} on each GPU"
+    )
 
 
 def smallest_tp(
@@ -405,7 +407,7 @@ def smallest_tp(
         memory_share=memory_share,
         dp=dp,
     )
-    degrees = _tp_degrees(model)
+    degrees = tp_degrees(model)
     for tp in degrees:
         if replace(base, tp=tp).fits:
             return tp

@@ -63,7 +63,7 @@ def show(
     """
     from ...predictors import specs
     from ...predictors.model_facts import memory_facts, model_facts, placed_as_served
-    from ...predictors.placement import smallest_tp
+    from ...predictors.placement import smallest_tp, uneven_kv_heads
     from ...workloads.errors import SloBenchError
 
     spec = specs.model(name)
@@ -78,6 +78,8 @@ def show(
         kind, _, version = server.partition(":")
         place = placed_as_served(spec, device, tp, weight_dtype, kv, memory_share, kind, version)
         place.check_tp()
+        if note := uneven_kv_heads(spec, tp):
+            typer.echo(note, err=True)
         facts["memory"] = memory_facts(place)
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))

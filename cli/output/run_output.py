@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from ...harness.experiments.execution.cell_specs import file_notes
+from ...harness.experiments.execution.cell_specs import deployment_notes, file_notes
 from ...harness.experiments.execution.offered_load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.load_progress import LoadProgress
@@ -43,9 +43,10 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     last = Progress(0, 0, {})
     size = estimate(experiment)
     size.check()
-    for note in file_notes(experiment):
+    simulated = experiment.backend == SIMULATED
+    for note in file_notes(experiment) + (deployment_notes(experiment) if simulated else []):
         typer.echo(note, err=True)
-    if experiment.backend == SIMULATED and size.cpu_s >= _LONG_S:
+    if simulated and size.cpu_s >= _LONG_S:
         typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
 
     def way_on() -> str:

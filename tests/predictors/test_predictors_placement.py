@@ -2,7 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from slo_bench.predictors.placement import Placement, smallest_tp
+from slo_bench.predictors.placement import (
+    Placement,
+    smallest_tp,
+    tp_degrees,
+    uneven_kv_heads,
+)
 from slo_bench.predictors.server_memory import server_memory
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.errors import SloBenchError
@@ -220,3 +225,14 @@ def test_smallest_tp_takes_narrow_weights_into_account():
 def test_smallest_tp_of_a_model_too_large_is_refused():
     with pytest.raises(SloBenchError, match="opt-175b needs 349"):
         smallest_tp(model("opt-175b"), gpu("t4"))
+
+
+def test_uneven_kv_heads_are_simulated_with_a_note_and_never_proposed():
+    """Phi-3-medium and Phi-4 have 10 KV heads; vLLM and SGLang refuse tp 4 for them."""
+    uneven = replace(model("llama-3-8b"), heads=40, kv_heads=10)
+    four = Placement(uneven, gpu("h200-141g"), tp=4)
+    four.check()
+    assert four.kv_heads_per_gpu == 3
+    assert "10 KV heads, which tp 4 does not divide" in (uneven_kv_heads(uneven, 4) or "")
+    assert [uneven_kv_heads(uneven, tp) for tp in (1, 2, 5, 10, 20)] == [None] * 5
+    assert tp_degrees(uneven) == [1, 2]

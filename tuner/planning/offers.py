@@ -13,7 +13,7 @@ from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.offered_load import estimated_capacity_rps
 from ...harness.policies.systems import system as system_by_name
-from ...predictors.placement import TP_DEGREES, smallest_tp
+from ...predictors.placement import smallest_tp, tp_degrees
 from ...predictors.specs import gpu, model
 from ...workloads.errors import SloBenchError
 from .prices import PriceList, default_prices
@@ -260,7 +260,7 @@ def _degrees(experiment: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
         experiment.memory_share[0],
         experiment.dp[0],
     )
-    return [tp for tp in TP_DEGREES if tp >= least]
+    return [tp for tp in tp_degrees(model(experiment.model[0])) if tp >= least]
 
 
 def _settings(experiment: ExperimentSchema, name: str) -> Iterator[Mapping[str, Value]]:

@@ -24,7 +24,7 @@ from ....predictors.operators.assembly import (
     speculative_step_time,
 )
 from ....predictors.operators.server_version import ServerVersion
-from ....predictors.placement import Placement, smallest_tp
+from ....predictors.placement import Placement, smallest_tp, uneven_kv_heads
 from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
@@ -412,6 +412,18 @@ def source(spec: WorkloadSpec) -> WorkloadSource:
         columns=spec.trace_columns,
         redraw_arrivals=spec.redraw_arrivals,
     )
+
+
+def deployment_notes(experiment: ExperimentSchema) -> list[str]:
+    """What is simulated although servers refuse it."""
+    notes = (
+        uneven_kv_heads(model(name), tp)
+        for variant in experiment.each_variant().values()
+        for name in variant.model
+        for tp in variant.tp
+        if tp is not None
+    )
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 def file_notes(experiment: ExperimentSchema) -> list[str]:

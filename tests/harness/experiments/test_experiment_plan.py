@@ -9,7 +9,12 @@ from slo_bench.harness.experiments.config.setting import (
     number_list,
     setting,
 )
-from slo_bench.harness.experiments.execution.cell_specs import CellSpec, file_notes, placed
+from slo_bench.harness.experiments.execution.cell_specs import (
+    CellSpec,
+    deployment_notes,
+    file_notes,
+    placed,
+)
 from slo_bench.harness.experiments.execution.offered_load import DEFAULT_REQUESTS, two_digits
 from slo_bench.workloads.errors import SloBenchError
 
@@ -278,6 +283,15 @@ def test_a_setting_that_is_marked_for_one_model_is_refused_without_further_code(
     fleet = More(systems="prism", models="fleet(qwen2.5-3b*2)", gpus=2, rates=1, rack=3)
     with pytest.raises(SloBenchError, match="rack is for one model"):
         fleet.plan()
+
+
+def test_deployment_notes_say_what_servers_refuse(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 4, "vocab_size": 320}
+    config |= {"num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 13824}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    notes = deployment_notes(Experiment(model=str(tmp_path), tp=[2, 4], rates=1))
+    assert len(notes) == 1
+    assert "which tp 4 does not divide" in notes[0]
 
 
 def test_file_notes_say_what_was_read_of_a_trace(tmp_path):
