@@ -170,10 +170,6 @@ def test_check_accepts_fitting_placements():
         ),
         (Placement(model("opt-175b"), gpu("t4"), tp=8), "use a larger GPU"),
         (replace(LLAMA_8B, tp=3), "32 attention heads, not divisible by tp 3"),
-        (
-            replace(LLAMA_8B, tp=16, model=replace(LLAMA_8B.model, kv_heads=6, heads=48)),
-            "6 KV heads",
-        ),
         (replace(LLAMA_8B, pp=33), "32 layers, fewer than pp 33"),
     ],
 )

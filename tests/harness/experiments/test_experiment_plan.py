@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from slo_bench import Experiment
