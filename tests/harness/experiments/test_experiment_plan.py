@@ -289,6 +289,7 @@ def test_a_setting_that_is_marked_for_one_model_is_refused_without_further_code(
 
 def test_deployment_notes_say_what_servers_refuse(tmp_path):
     config = {"model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 4, "vocab_size": 320}
+    config |= {"max_position_embeddings": 4096}
     config |= {"num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 13824}
     (tmp_path / "config.json").write_text(json.dumps(config))
     notes = deployment_notes(Experiment(model=str(tmp_path), tp=[2, 4], rates=1))
