@@ -38,8 +38,7 @@ class GatewayLimits(BaseModel):
         unit="s",
     )
     first_byte_timeout_s: PositiveFloat | None = _limit(
-        "Time within which an answer must begin, else 504 and the request is cancelled. Default: "
-        "no limit.",
+        "Time within which an answer must begin, else 504 and the request is cancelled.",
         DEFAULT_LIMITS.first_byte_s,
         unit="s",
     )

@@ -133,6 +133,7 @@ def test_functools_caches_hold_no_user_file():
         "predictors/lengths/distribution.py",
         "predictors/operators/kernels.py",
         "predictors/power.py",
+        "predictors/server_memory.py",
         "predictors/profiles/step_time_table.py",  # look-ups by a grid's values
         "predictors/step_time.py",
         "reports/pages/document.py",

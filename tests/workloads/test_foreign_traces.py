@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -55,7 +57,8 @@ def check_conversion(path):
         read(path)
     command = str(refused.value).partition("; run")[2].partition(f" ({path})")[0]
     command = command.removeprefix(", say,")
-    subprocess.run(command, shell=True, check=True)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    subprocess.run(command, shell=True, check=True, env=os.environ | {"PATH": path})
     out = Path(shlex.split(command)[-1])
     assert read(out).workload.prompt_tokens.tolist() == [10, 10]
 

@@ -156,7 +156,8 @@ def _combination_of(
     place = PlacementSpec.of(values)
     if simulated:
         place = place.settled
-        values = {**values, "weight_dtype": place.weight_dtype}
+        formats = {"weight_dtype": place.weight_dtype, "kv_dtype": place.kv_dtype}
+        values = {**values, **formats}
         placed(place)
     elif place.tp is None:
         place = place.replaced(tp=1)

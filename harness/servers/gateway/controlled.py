@@ -35,7 +35,7 @@ _METRICS = HttpRequest("GET", "/metrics", [])
 
 
 class ControlledServing(CheckedServers):
-    """One group of servers; a request that was lost before its answer began starts again.
+    """One group of servers; a request that a server could not be sent goes to another one.
 
     Of a split it is one stage (`role`); a prompt counts until its answer begins, also at a server
     for which another has computed it.
@@ -73,7 +73,9 @@ class ControlledServing(CheckedServers):
         to = self._cluster.route(r)
         if isinstance(to, ServerInstance):
             self._dispatched[to.index] += 1
-        while isinstance(to, ServerInstance):
+        attempts = 2 * len(self.upstreams)
+        while isinstance(to, ServerInstance) and attempts:
+            attempts -= 1
             release = await self._at(to, r, request, reply)
             if release is None:
                 return
@@ -89,19 +91,19 @@ class ControlledServing(CheckedServers):
         self, instance: ServerInstance, r: RequestState, request: HttpRequest, reply: Reply
     ) -> Release | None:
         """Let a server answer. Returns None, or the release if the server gave the request back or
-        was lost.
+        could not be reached.
         """
         index = instance.index
         held = BufferedReply(reply, lambda: instance.begun(r))
-        upstream = self.upstreams[index]
         instance.sent(r)
         try:
-            await upstream.exchange(request, held)
-        except (UnreachableError, ConnectionLostError) as error:
-            self.down(index, error)
-            return None if reply.begun else Release(r, ReleaseReason.FAIL, self._cluster.now_s)
+            error = await self.exchange(index, request, held)
         finally:
             instance.ended(r)
+        if isinstance(error, UnreachableError):
+            return Release(r, ReleaseReason.FAIL, self._cluster.now_s)
+        if error is not None:
+            return None
         if held.given_back:
             self._offloaded[index] += 1
             return Release(r, ReleaseReason.OFFLOAD, self._cluster.now_s)
@@ -126,15 +128,9 @@ class ControlledServing(CheckedServers):
     async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at the first server that is up."""
         while self._cluster.up:
-            index = self._cluster.up[0].index
-            upstream = self.upstreams[index]
-            try:
-                await upstream.exchange(request, reply)
-            except (UnreachableError, ConnectionLostError) as error:
-                self.down(index, error)
-                if not reply.begun:
-                    continue
-            return
+            error = await self.exchange(self._cluster.up[0].index, request, reply)
+            if not isinstance(error, UnreachableError):
+                return
         refuse(reply, 503, "no instance is up")
 
     def metrics(self) -> Iterator[Sample]:

@@ -1,34 +1,51 @@
 """Equal servers behind a gateway: which are down, when they come back, and counts of answers and
 losses.
+
+A server is down that refuses or loses a connection, or hangs: that sends nothing at all for a time
+in which it was asked for its health again and again. A request is sent to a server once; to another
+one only where no byte of it was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from time import monotonic
 from typing import TypedDict, Unpack
 
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, RoutedServers
 from ..http import prometheus
-from ..http.http_server import HttpRequest, Reply
+from ..http.http_server import HttpRequest, Reply, refuse
 from ..http.prometheus import Sample
 from .replies import CollectedReply
+from .suspects import Suspects
 from .upstream import ConnectionLostError, UnreachableError, Upstream
 
 _LOOK_EVERY_S = 1.0
 _LOOK_LIMIT_S = 10.0
+HUNG_AFTER_S = 10.0
 
 Say = Callable[[str], None]
 MECHANISMS = "slo_bench_gateway_mechanism_total"
+FAILURES = "slo_bench_gateway_failures_total"
 
 
 class CheckOptions(TypedDict, total=False):
-    """Path of the health check, by default `/health`, and what is told of servers that go."""
+    """Path of the health check, by default `/health`, what is told of servers that go, and the
+    silence after which a server hangs, by default `HUNG_AFTER_S`.
+    """
 
     health_path: str
     say: Say
+    hung_after_s: float
+
+
+class HungError(ConnectionLostError):
+    """The server sends nothing, not even its health."""
 
 
 class CheckedServers(ABC):
@@ -51,9 +68,12 @@ class CheckedServers(ABC):
         self.losses = [0] * len(endpoints)
         self._up = set(range(len(endpoints)))
         self._placement = placement
-        self._health_path = options.get("health_path", "/health")
+        self._health = HttpRequest("GET", options.get("health_path", "/health"), [])
         self._say: Say = options.get("say") or (lambda line: None)
+        self._hung_after_s = options.get("hung_after_s", HUNG_AFTER_S)
         self._watches: set[asyncio.Task[None]] = set()
+        self._suspects = Suspects(len(endpoints))
+        self.failures: Counter[tuple[int, str]] = Counter()  # by server and reason
 
     @property
     def any_up(self) -> bool:
@@ -72,12 +92,51 @@ class CheckedServers(ABC):
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
 
+    async def exchange(
+        self, index: int, request: HttpRequest, reply: Reply
+    ) -> UnreachableError | ConnectionLostError | None:
+        """Send a request to a server and pass its answer on.
+
+        `UnreachableError`: nothing was sent, so that another server may take the request.
+        `ConnectionLostError`: the server may have begun it; it was answered with a 502, or has no
+        end.
+        """
+        if not self._watches:
+            for server in self._up:
+                self._begin(self._while_well(server))
+        if self._suspects.guilty(request) and len(self.upstreams) > 1:
+            self.failures[index, "took a server down"] += 1
+            refuse(reply, 502, "servers went down with this request; it is sent to no other")
+            return ConnectionLostError("took a server down")
+        try:
+            with self._suspects.at(index, request):
+                await self.upstreams[index].exchange(request, reply)
+        except (UnreachableError, ConnectionLostError) as error:
+            present = self._suspects.present(index)
+            if isinstance(error, UnreachableError):
+                self.down(index, error, present)
+                return error
+            self.down(index, error, (request, *present))
+            if not reply.begun:
+                refuse(reply, 502, f"the instance at {self.url(index)} was lost: {error}")
+            return error
+        return None
+
     def url(self, index: int) -> str:
         """URL of a server."""
         return self.upstreams[index].endpoint.url
 
-    def down(self, index: int, why: Exception) -> None:
-        """Mark a server as down that refused or lost a connection."""
+    def down(
+        self,
+        index: int,
+        why: UnreachableError | ConnectionLostError,
+        present: Sequence[HttpRequest] = (),
+    ) -> None:
+        """Mark a server as down that refused or lost a connection, or hangs. If it is dead, one of
+        the requests that were `present` may have been its end.
+        """
+        reason = "no connection" if isinstance(why, UnreachableError) else "lost"
+        self.failures[index, "hung" if isinstance(why, HungError) else reason] += 1
         if isinstance(why, ConnectionLostError):
             self.losses[index] += 1
         if index not in self._up:
@@ -85,24 +144,47 @@ class CheckedServers(ABC):
         self._up.discard(index)
         self._placement.leave(index)
         self._say(f"{self.url(index)} is down: {why}")
-        watch = asyncio.get_running_loop().create_task(self._until_well(index))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._begin(self._until_well(index, present))
 
-    async def _until_well(self, index: int) -> None:
+    def _begin(self, watch: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(watch)
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _while_well(self, index: int) -> None:
+        """Ask for the health of a server that is up, until it is down or hangs."""
         upstream = self.upstreams[index]
-        look = HttpRequest("GET", self._health_path, [])
+        upstream.heard_s = monotonic()
+        while index in self._up:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            silent_s = monotonic() - upstream.heard_s
+            if silent_s < _LOOK_EVERY_S:
+                continue
+            if silent_s >= self._hung_after_s:
+                self.down(index, HungError(f"nothing came for {silent_s:.0f} s"))
+                upstream.close()
+                return
+            with suppress(UnreachableError, ConnectionLostError, TimeoutError):
+                async with asyncio.timeout(self._hung_after_s - silent_s):
+                    await upstream.exchange(self._health, CollectedReply())
+
+    async def _until_well(self, index: int, present: Sequence[HttpRequest]) -> None:
+        upstream = self.upstreams[index]
         while True:
             reply = CollectedReply()
             try:
                 async with asyncio.timeout(_LOOK_LIMIT_S):
-                    await upstream.exchange(look, reply)
-            except (UnreachableError, ConnectionLostError, TimeoutError):
+                    await upstream.exchange(self._health, reply)
+            except UnreachableError:
+                self._suspects.blame(present)
+                present = ()
+            except (ConnectionLostError, TimeoutError):
                 pass
             if reply.status == 200:
                 self._up.add(index)
                 self._placement.join(index)
                 self._say(f"{self.url(index)} is up again")
+                self._begin(self._while_well(index))
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -112,6 +194,10 @@ class CheckedServers(ABC):
         yield "slo_bench_gateway_in_flight", labels, in_flight
         yield "slo_bench_gateway_answers_total", labels, self.answers[index]
         yield "slo_bench_gateway_losses_total", labels, self.losses[index]
+        for (server, reason), count in sorted(self.failures.items()):
+            if server == index:
+                names = {"instance": self.url(index), "role": self.role, "reason": reason}
+                yield FAILURES, prometheus.labels(**names), count
 
     def labels(self, index: int, role: str) -> str:
         """Prometheus labels of a server's samples."""

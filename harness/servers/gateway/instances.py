@@ -16,7 +16,7 @@ from ..http.http_server import HttpRequest, Reply, refuse
 from ..http.prometheus import Sample
 from .health_checks import CheckedServers, CheckOptions
 from .states import prefix_blocks
-from .upstream import ConnectionLostError, UnreachableError
+from .upstream import UnreachableError
 
 _NO_SLO = Slo()
 
@@ -65,19 +65,10 @@ class RoutedServerGroup(CheckedServers):
             if not self.any_up:
                 break
             with self._chosen(blocks) as index:
-                upstream = self.upstreams[index]
-                try:
-                    await upstream.exchange(request, reply)
-                except UnreachableError as error:
-                    self.down(index, error)
+                error = await self.exchange(index, request, reply)
+                if isinstance(error, UnreachableError):
                     continue
-                except ConnectionLostError as error:
-                    self.down(index, error)
-                    if not reply.begun:
-                        url = upstream.endpoint.url
-                        refuse(reply, 502, f"the instance at {url} was lost: {error}")
-                    return
-                self.answers[index] += blocks is not None
+                self.answers[index] += error is None and blocks is not None
                 return
         refuse(reply, 503, f"no instance is up (role: {self.role})")
 

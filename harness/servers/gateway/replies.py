@@ -127,8 +127,9 @@ class BufferedReply(Wrapped):
         self._streams = False
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """Hold the head back until the first event."""
+        """Hold the head back until the first event; it replaces one of an answer that was lost."""
         self._head = (status, reason, headers)
+        self._pieces = []
         types = [value for name, value in headers if name.lower() == b"content-type"]
         self._streams = any(value.startswith(_EVENTS) for value in types)
 

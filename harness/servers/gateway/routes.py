@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..http.http_server import Clients, HttpRequest, Reply, refuse, respond
 from ..http.prometheus import CONTENT_TYPE, Sample, exposition
-from .health_checks import MECHANISMS
+from .health_checks import FAILURES, MECHANISMS
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
@@ -22,6 +22,7 @@ _KINDS = {
     "slo_bench_gateway_in_flight": "gauge",
     "slo_bench_gateway_answers_total": "counter",
     "slo_bench_gateway_losses_total": "counter",
+    FAILURES: "counter",  # by instance and reason
     "slo_bench_gateway_dispatched_total": "counter",  # sent there on arrival, by a controller
     "slo_bench_gateway_offloaded_total": "counter",  # given back before their prefill had begun
     "slo_bench_gateway_queued": "gauge",

@@ -23,7 +23,7 @@ from ..http.http_server import Clients, Ready, in_thread, serve
 from ..plugin.contract import PolicySpec
 from .collocated_gateway import CollocatedServing
 from .controlled import ControlledServing
-from .health_checks import MECHANISMS, CheckedServers, CheckOptions, Say
+from .health_checks import HUNG_AFTER_S, MECHANISMS, CheckedServers, CheckOptions, Say
 from .instances import RoutedServerGroup
 from .routes import Serving, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
@@ -36,7 +36,8 @@ class GatewayPlan:
     """Servers behind a gateway, and their router.
 
     With `prefill` servers the others only decode, and KV reaches them as `transfer` says. A
-    `controller` replaces the router; `roles` then names the role of each server. An `embedder`
+    `controller` replaces the router; `roles` then names the role of each server. A server that
+    sends nothing for `hung_after_s`, not even its health, is down. An `embedder`
     stands beside a single server, and `scheduler_socket` is that of the policy that decides on it.
     """
 
@@ -45,6 +46,7 @@ class GatewayPlan:
     prefill: Sequence[Endpoint] = ()
     transfer: KvTransferMode = KvTransferMode.FILES
     health_path: str = "/health"
+    hung_after_s: float = HUNG_AFTER_S
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
     embedder: Endpoint | None = None
@@ -82,7 +84,11 @@ class GatewayPlan:
 
     def build(self, say: Say) -> Serving:
         """The servers with a router or controller of their own."""
-        options: CheckOptions = {"health_path": self.health_path, "say": say}
+        options: CheckOptions = {
+            "health_path": self.health_path,
+            "say": say,
+            "hung_after_s": self.hung_after_s,
+        }
 
         def instances(endpoints: Sequence[Endpoint], role: str) -> CheckedServers:
             router = router_by_name(self.router)

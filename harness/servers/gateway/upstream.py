@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import select
+from time import monotonic
 from typing import cast
 
 import httptools
@@ -12,6 +13,9 @@ from ...load_generator.http.endpoint import Endpoint
 from ..http.http_server import Headers, HttpRequest, Reply, end_to_end
 
 CONNECT_LIMIT_S = 5.0
+# Servers on uvicorn (vLLM, SGLang) close connections that were idle for 5 s, perhaps just when a
+# request is written.
+_REUSED_FOR_S = 4.0
 
 
 def wire(request: HttpRequest, endpoint: Endpoint) -> list[bytes]:
@@ -36,10 +40,6 @@ class ConnectionLostError(Exception):
     """The connection ended before the answer did."""
 
 
-class _StaleError(Exception):
-    """The server closed an idle connection when it was reused."""
-
-
 class Upstream:
     """A server and its connections, for any number of exchanges at once."""
 
@@ -48,25 +48,28 @@ class Upstream:
         self._tls = endpoint.tls_context()
         self.idle: list[_Connection] = []
         self.open: set[_Connection] = set()
+        self.heard_s = monotonic()  # when the last bytes came
 
     async def exchange(self, request: HttpRequest, reply: Reply) -> None:
-        """Send a request and pass the answer on. Cancelling the call also ends the request at the
-        server.
+        """Send a request, once, and pass the answer on. Cancelling the call also ends the request
+        at the server.
+
+        An idle connection is taken if it is known to be open still: what was written to a
+        connection that then closes may have been read, and is not written again.
 
         Raises:
-            UnreachableError: no connection could be made.
+            UnreachableError: no connection could be made; nothing was sent.
             ConnectionLostError: the server went away before its answer was whole.
         """
         wire_bytes = wire(request, self.endpoint)
-        if self.idle:
-            with contextlib.suppress(_StaleError):
-                await self.idle.pop().exchange(wire_bytes, reply)
-                return
-        connection = await self._connect()
-        try:
-            await connection.exchange(wire_bytes, reply)
-        except _StaleError as error:
-            raise ConnectionLostError("closed without an answer") from error
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_fresh():
+                break
+            connection.abort()
+        else:
+            connection = await self._connect()
+        await connection.exchange(wire_bytes, reply)
 
     async def _connect(self) -> _Connection:
         host, port, socket = self.endpoint.host, self.endpoint.port, self.endpoint.socket
@@ -100,6 +103,17 @@ class _Connection(asyncio.Protocol):
         self._upstream = upstream
         self._done: asyncio.Future[None] | None = None
         self._lost = False
+        self._idle_since_s = 0.0
+
+    def is_fresh(self) -> bool:
+        """Whether it is open and has nothing to read, as far as can be known."""
+        if self._lost or self._transport.is_closing():
+            return False
+        if monotonic() - self._idle_since_s > _REUSED_FOR_S:
+            return False
+        look = select.poll()
+        look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not look.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
@@ -111,7 +125,7 @@ class _Connection(asyncio.Protocol):
         self._begin_head()
         self._heard = self._framed = self._begun = False
         if self._lost:
-            raise _StaleError
+            raise UnreachableError("closed at once")
         self._done = asyncio.get_running_loop().create_future()
         if not self._transport.is_closing():  # else `connection_lost` ends the exchange
             self._transport.writelines(request)
@@ -125,6 +139,7 @@ class _Connection(asyncio.Protocol):
             reply.comes_from(None)
             self._done = None
         if self._stays and not self._transport.is_closing():
+            self._idle_since_s = monotonic()
             self._upstream.idle.append(self)
         else:
             self._transport.close()
@@ -137,6 +152,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         self._heard = True
+        self._upstream.heard_s = monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -201,7 +217,7 @@ class _Connection(asyncio.Protocol):
         if self._done is None or self._done.done():
             return
         if not self._heard:
-            self._fail(_StaleError())
+            self._fail(ConnectionLostError("closed without an answer"))
         elif self._begun and not self._framed and exc is None:
             self._stays = False  # closing is how old servers end a body
             self._finish()

@@ -14,7 +14,7 @@ class HttpLimits:
     connections: int = 10_000  # at a time
     request_s: float = 120.0  # from the first byte of a request to its last
     idle_s: float | None = 600.0  # of a connection between two requests
-    first_byte_s: float | None = None  # from a whole request to the first byte of its answer
+    first_byte_s: float | None = 600.0  # from a whole request to the first byte of its answer
 
 
 DEFAULT_LIMITS = HttpLimits()

@@ -175,7 +175,7 @@ def test_the_deployment_and_parameters_are_what_is_compared(make):
     b = make("b", toml=TOML + 'kv_dtype = "fp8"\n[parameters.vllm]\nmax_num_seqs = 128\n')
     comparison, _ = gated(a, b)
     assert comparison.matched.differs == {
-        "kv_dtype": ("bf16", "fp8"),
+        "kv_dtype": ("auto", "fp8"),
         "vllm.max_num_seqs": ("64", "128"),
     }
     assert any(

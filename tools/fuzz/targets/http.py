@@ -16,7 +16,6 @@ from slo_bench.harness.servers.gateway.upstream import (
     ConnectionLostError,
     Upstream,
     _Connection,
-    _StaleError,
     wire,
 )
 from slo_bench.harness.servers.http.http_limits import HttpLimits
@@ -189,7 +188,7 @@ def _gateway_to_server(data: bytes) -> object:
         connection.connection_lost(None)
         try:
             await task
-        except (ConnectionLostError, _StaleError):
+        except ConnectionLostError:
             return kept
         kept.json()
         return kept

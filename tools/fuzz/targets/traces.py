@@ -23,6 +23,10 @@ _JSON_LINE = {
     "conversations": {"conversations": [{"from": "human", "value": "Hi"}, {"value": "Ho"}]},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"content": [{"text": "Ho"}]}]},
     "lengths-jsonl": {"prompt_tokens": 3, "output_tokens": 4},
+    "llmservingsim": {
+        **{"session_id": "s", "arrival_time_ns": 5},
+        "sub_requests": [{"input_toks": 5, "output_toks": 2, "tool_duration_ns": 9}] * 2,
+    },
 }
 _SPAN = {
     **{"traceId": "t", "spanId": "s", "startTimeUnixNano": "1", "endTimeUnixNano": "2"},

@@ -209,20 +209,20 @@ def test_offload_goes_to_the_shortest_queue(gateway, server, asking):
     waits.close()
 
 
-def test_request_lost_before_its_first_token_is_sent_again(gateway, server):
+def test_request_that_a_server_has_read_is_sent_to_no_other(gateway, server):
     class Dies(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
             head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            self.wfile.write(head + b"transfer-encoding: chunked\r\n\r\n")
+            self.wfile.write(head + b"transfer-encoding: chunked\r\n\r\n5\r\ndata:")
 
     with answering(Dies) as lost:
         url = gateway(Ascendra(n_lp=1, tickets=False), [lost], [server()])
         status, body = complete(url)
-        assert status == 200
-        assert body.endswith(b"data: [DONE]\n\n")
+        assert status == 502
+        assert "was lost" in json.loads(body)["error"]["message"]
         assert counts(url, "losses_total") == [1, 0]
-        assert counts(url, "taken_over_total") == [0, 1]
+        assert counts(url, "taken_over_total") == [0, 0]
 
 
 def test_request_lost_in_mid_answer_ends_with_an_error(gateway, server, asking):
