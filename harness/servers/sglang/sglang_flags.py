@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....workloads.errors import SloBenchError
-from ..launch.server_flags import Flag, ServerCommand, count, named
+from ..launch.server_flags import Flag, ServerCommand, count, named, refuse_half
 
 _GB, _GIB = 10**9, 1 << 30
 _DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
@@ -25,6 +25,7 @@ def _total_tokens(blocks: int, settings: Mapping[str, Any]) -> Sequence[str]:
 
 
 FLAGS = (
+    Flag(("--disaggregation-mode",), "half", {"prefill": "prefill", "decode": "decode"}.get),
     Flag(("--model-path", "--model"), "model"),
     Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "tp", count),
     Flag(("--pp-size", "--pp", "--pipeline-parallel-size"), "pp", count),
@@ -52,6 +53,7 @@ def settle(command: ServerCommand) -> ServerCommand:
     """The command with settings in place of what is not one by itself."""
     settings = dict(command.settings)
     unused, notes = list(command.unused), list(command.notes)
+    refuse_half(settings.pop("half", None))
     attention_dp = settings.pop("attention_dp", 1)
     dp = settings.get("dp", 1)
     if settings.pop("dp_attention", False) or attention_dp > 1:
@@ -66,7 +68,9 @@ def settle(command: ServerCommand) -> ServerCommand:
     if "num_gpu_blocks" in settings:  # in tokens so far
         settings["num_gpu_blocks"] //= settings.setdefault("block_size", 1)
     hicache_gb = settings.pop("hicache_gb", 0)
-    if settings.pop("hierarchical", False) and hicache_gb:
+    if settings.pop("hierarchical", False) and not hicache_gb:
+        unused.append("--enable-hierarchical-cache (without --hicache-size)")
+    elif hicache_gb:
         gpus = settings.get("tp", 1) * settings.get("pp", 1) * settings.get("dp", 1)
         settings["kv_offload_gib"] = round(hicache_gb * gpus * _GB / _GIB, 3)
     if "max_loras" in settings and not settings.pop("lora", False):
