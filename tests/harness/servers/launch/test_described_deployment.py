@@ -118,6 +118,11 @@ def test_options_of_vllm_are_settings(words, expected):
             {"chunked_prefill_tokens": 4096, "max_running_requests": 9},
         ),
         ("--chunked-prefill-size -1", {}),
+        (
+            "--tp 8 --dp 8 --enable-dp-attention --chunked-prefill-size 8192 "
+            "--max-running-requests 64",
+            {"tp": 1, "dp": 8, "chunked_prefill_tokens": 1024, "max_running_requests": 8},
+        ),
         ("--enable-hierarchical-cache --disaggregation-mode null", {}),
         ("--mem-frac .7 --speculative-algo NEXTN", {"memory_share": 0.7, "speculation": "mtp:3"}),
         (
