@@ -61,11 +61,15 @@ def capture(
     from ...harness.servers.gateway.capture import capturing
     from ...harness.servers.gateway.captured_prompts import PromptBlocks
     from ...harness.servers.gateway.captured_rows import CaptureFile
+    from ...workloads.readers.tables import BLOCK_SIZES
     from .serve_until_stopped import say, stop_on_signals
 
     endpoint = Endpoint.parse(url)
     if salt is not None and share:
         raise SloBenchError("--share numbers the blocks, which have no salt: leave --salt out")
+    if block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, sorted(BLOCK_SIZES)))
+        raise SloBenchError(f"--block-size must be one of {sizes}, which a replay recognises")
     blocks = PromptBlocks(block_size, _salt(salt), numbered=share)
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     file = CaptureFile(out, blocks, share=share)

@@ -55,6 +55,7 @@ def test_capture_writes_until_it_is_stopped_and_keeps_its_salt(tmp_path):
     [
         (["capture", "ftp://x"], "should look like http://127.0.0.1:8000"),
         (["capture", "http://x", "--share", "--salt", "s"], "leave --salt out"),
+        (["capture", "http://x", "--block-size", "100"], "--block-size must be one of 1, 2, 4,"),
         (["capture", "http://x", "--salt", "."], "cannot use --salt"),
         (["capture", "http://x", "--out", "/dev/null/x"], "cannot write /dev/null/x"),
     ],

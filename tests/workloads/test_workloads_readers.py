@@ -584,3 +584,12 @@ def test_damaged_capture_is_refused_with_its_line(tmp_path, old, new, problem):
     path.write_text(CAPTURED.replace(old, new))
     with pytest.raises(FileFormatError, match=problem):
         read(path)
+
+
+def test_block_size_fits_all_prompts_after_many_short_ones(tmp_path):
+    path = tmp_path / "capture.jsonl"
+    line = '{"arrival_s":0,"prompt_tokens":%d,"output_tokens":1,"hash_ids":%s}\n'
+    path.write_text(line % (3, [0]) * 300 + line % (40, [1, 2, 3]))
+    workload = read(path).workload
+    assert workload.prefix_block_size == 16
+    assert workload.prefix_blocks[-1] == (1, 2)

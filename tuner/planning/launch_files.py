@@ -14,7 +14,9 @@ from ...harness.experiments.backends.deployment_manifests import (
 )
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
+from ...harness.servers.launch.command_line import flags_of
 from ...harness.servers.launch.compatibility import refusal
+from ...harness.servers.launch.server_flags import PARAMETER
 from ...harness.servers.launch.server_kind import ServerKind
 from ...harness.servers.server_kinds import server_kinds
 from ...predictors.specs import model
@@ -113,8 +115,10 @@ def launch_script(
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
     if system.name == kind.name:
         words = [kind.command, '--host "$ADDRESS"', f"--port $(({PORT} + k))", *spread]
-        options = kind.own_options
-        words += [f"{options[k]} {v}" for k, v in plan.parameters.items() if k in options]
+        for flag in dict.fromkeys(flags_of(kind).values()):
+            value = plan.parameters.get(flag.setting.removeprefix(PARAMETER))
+            if value is not None and flag.write is not None:
+                words += flag.write(value, {"dp": plan.offer.dp})
     else:
         words = ["slo-bench serve", system.name, "--backend", kind.name, '--model "$MODEL"']
         words += [f"--port $(({PORT} + k))", *_parameters(plan.parameters)]

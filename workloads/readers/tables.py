@@ -162,7 +162,7 @@ def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
     for row, row_hashes in enumerate(hashes):
         if not isinstance(row_hashes, list) or not all(type(h) is int for h in row_hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
-    rows = [row for row in range(min(len(table), 200)) if hashes[row]]
+    rows = [row for row in range(len(table)) if hashes[row]]
     for size in BLOCK_SIZES:
         if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
             return size

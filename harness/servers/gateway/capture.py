@@ -49,6 +49,7 @@ class Capture:
             await self._pass(request, reply)
             return
         exchange = Exchange(request, request.received_s or perf_counter())
+        self._file.begin_s = min(self._file.begin_s, exchange.arrival_s)
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._tasks.add(task)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 from array import array
@@ -80,7 +81,7 @@ class CaptureFile:
         self._blocks = blocks
         self._share = share
         self._rows = 0
-        self._begin_s: float | None = None
+        self.begin_s = math.inf  # when the first request arrived, which may be the last to end
         self._models: dict[str, str] = {}
         self._sessions: OrderedDict[bytes, int] = OrderedDict()
         self._responses: OrderedDict[bytes, tuple[Context, Ended]] = OrderedDict()
@@ -102,7 +103,9 @@ class CaptureFile:
         try:
             row = self._row(exchange)
             line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-            os.write(self._file, line)  # whole or not at all, as far as the disk allows
+            if (written := os.write(self._file, line)) < len(line):  # the disk is full
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(f"only {written:,} of {len(line):,} bytes could be written")
         except Exception as error:  # whatever it is: the clients are served
             self.lost.append(f"{type(error).__name__}: {error}")
             return
@@ -116,14 +119,12 @@ class CaptureFile:
         answer = exchange.answer(embeds=embeds)
         if exchange.outcome == "ok" and answer.fault is not RequestFault.NONE:
             exchange.outcome = "error"
-        if self._begin_s is None:
-            self._begin_s = exchange.arrival_s
         row: dict[str, Any] = {
-            "arrival_s": round(exchange.arrival_s - self._begin_s, 6),
+            "arrival_s": round(max(exchange.arrival_s - self.begin_s, 0.0), 6),
             "request_type": "embed" if embeds else "generate",
             "outcome": exchange.outcome,
             "http_status": exchange.status,
-            "path": request.path,
+            "path": _api(request.path),
             "model": self._model(body),
             "stream": bool(body.get("stream")),
             "max_output_tokens": next((body[n] for n in _LIMITS if _is_count(body.get(n))), None),
@@ -185,7 +186,7 @@ class CaptureFile:
             # Reasoning is not in later prompts, whose blocks then end with the prompt.
             is_whole = answer.text == answer.content or calls_tools
             ended = (self._rows, exchange.end_s, session, prompt.tokens)
-            if exchange.outcome == "ok":
+            if exchange.outcome == "ok" and output:
                 self._blocks.mark(prompt.last_digest, Ended(*ended, answered=False))
             row["answer_hash_ids"] = []
             if exchange.outcome == "ok" and output and shown and is_whole:
@@ -278,6 +279,13 @@ def _session_name(request: HttpRequest, body: Mapping[str, Any]) -> tuple[str, s
             if isinstance(value, str) and value:
                 return name, value
     return "", ""
+
+
+def _api(path: str) -> str:
+    """The path from its last version on: what is before it may be a key or a name."""
+    version = path.rfind("/v1/")
+    known = next(end for end in (*GENERATES, EMBEDS) if path.endswith(end))
+    return path[version:] if version >= 0 else known
 
 
 def _is_count(value: object) -> bool:

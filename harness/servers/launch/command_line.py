@@ -64,7 +64,7 @@ def read_words(kind: ServerKind, words: Sequence[str]) -> ServerCommand:
         name, equals, text = word.partition("=")
         name, dot, inner = name.partition(".")  # vLLM: --speculative-config.method=ngram
         name = f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
-        flag = flags.get(name, Flag((name,), switch=name.startswith(_SWITCHES)))
+        flag = flags.get(name) or _abbreviated(name, flags)
         if not (equals or flag.switch):
             has_value = position < len(words) and not _is_option(words[position])
             if has_value:
@@ -94,7 +94,16 @@ def _value(
         raise SloBenchError(f"{name} {text!r} cannot be read") from None
     if value is None and text != AUTO:
         unused[f"{name} {text}"] = None
-    return values.get(flag.setting) if value is None else value
+        value = values.get(flag.setting)
+    return value
+
+
+def _abbreviated(name: str, flags: Mapping[str, Flag]) -> Flag:
+    """The option whose name begins so, as servers take it; else one without a setting."""
+    matches = {flag for full, flag in flags.items() if name[:2] == "--" and full.startswith(name)}
+    if len(matches) == 1:
+        return matches.pop()
+    return Flag((name,), switch=name.startswith(_SWITCHES))
 
 
 def _is_option(word: str) -> bool:

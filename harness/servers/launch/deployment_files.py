@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,9 +25,18 @@ _GPU_LABELS = (
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 _SHELLS = ("sh", "bash", "dash", "ash")
 _SEPARATORS = frozenset(";&|()<>\n")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*)|:?\?[^}]*)?\}|\$(\w+)")
+_WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})")
+_OTHER_EXPANSION = re.compile(r"\$\{[^}]*\}?")
+_ARGUMENTS = ("$@", "$*")  # of the script, which it does not say
+_COMMENT = re.compile(r"""^\s*#.*|(?<=\s)#[^'"\n]*$""", re.MULTILINE)
+_ARRAY = re.compile(r"""\b([A-Za-z_]\w*\+?)=\(((?:[^()'"]|'[^']*'|"[^"]*")*)\)""")
+_UNREAD_ARRAY = re.compile(r"\b([A-Za-z_]\w*)\+?=\(")
 _VARIABLE_OF_PODS = re.compile(r"\$\((\w+)\)")
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_DECLARE = ("export", "local", "declare", "readonly")
+_CLAUSES = ("then", "else", "do", "{", "exec")
+_CONDITION = re.compile(r"^\s*(?:if|elif|case)\b|(?:&&|\|\|)\s*\w+\+?=", re.MULTILINE)
 _COMMAND_OF_MANIFESTS = re.compile(r"^(?:services|kind|apiVersion)\s*:", re.MULTILINE)
 
 
@@ -43,6 +53,7 @@ class WrittenCommand:
     gpu_name: str = ""
     gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def commands_in(text: str) -> list[WrittenCommand]:
@@ -113,6 +124,9 @@ def _script_commands(
     text = re.sub(r"\\\r?\n", " ", text)
     text = re.sub(r"\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)", "0", text)  # arithmetic
     text = re.sub(r"\$\([^()]*\)", "", text)  # what another command prints
+    notes = (f"conditions in {place} are taken as true",) if _CONDITION.search(text) else ()
+    text = _ARRAY.sub(_line_of_array, _COMMENT.sub("", text))
+    unread_arrays = _UNREAD_ARRAY.findall(text)
     for number, line in enumerate(text.splitlines(), 1):
         try:
             lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -123,18 +137,59 @@ def _script_commands(
                 raise SloBenchError(f"{place}, line {number}: {error}") from None
             continue
         for command in _split(words):
-            while command and (match := _ASSIGNMENT.fullmatch(command[0])):
-                assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
+            while command and (command[0] in _CLAUSES or _assign(command[0], assigned)):
                 command = command[1:]
-            if command[:1] == ["export"]:
+            if command[:1] and command[0] in _DECLARE:
                 for word in command[1:]:
-                    if match := _ASSIGNMENT.fullmatch(word):
-                        assigned[match[1]] = _expanded([match[2]], assigned, None)[0]
+                    _assign(word, assigned)
+                continue
+            for name in unread_arrays:
+                assigned.pop(name, None)
+            command = _expanded(command, assigned, None)
+            if (script := _script_of_shell(command)) is not None:
+                yield from _script_commands(script, place, assigned)
                 continue
             server_command = server_in(command, place)
             if server_command is not None:
-                words = _expanded(server_command.words, assigned, f"{place}, line {number}")
-                yield replace(server_command, words=tuple(words), environment=assigned)
+                words = [word for word in server_command.words if word not in _ARGUMENTS]
+                if len(words) < len(server_command.words):
+                    notes = (*notes, f"arguments of {place} are taken as none")
+                words = _expanded(words, assigned, f"{place}, line {number}")
+                yield replace(server_command, words=tuple(words), environment=assigned, notes=notes)
+
+
+def _line_of_array(match: re.Match[str]) -> str:
+    """An array as a variable that holds its words."""
+    try:
+        words = shlex.split(match[2])
+    except ValueError:
+        return match[0]
+    return f"{match[1]}={shlex.quote(' ' + shlex.join(words))}"
+
+
+def _assign(word: str, assigned: dict[str, str]) -> bool:
+    """Whether a word assigns a variable, which is done."""
+    match = _ASSIGNMENT.fullmatch(word)
+    if match is None:
+        return False
+    value = _VARIABLE.sub(lambda variable: _value(variable, assigned, variable[0]), match[3])
+    assigned[match[1]] = assigned.get(match[1], "") * bool(match[2]) + value
+    return True
+
+
+def _value(match: re.Match[str], assigned: Mapping[str, str], otherwise: str) -> str:
+    default = otherwise if match[2] is None else match[2]
+    return assigned.get(match[1] or match[3], default)
+
+
+def _script_of_shell(words: Sequence[str]) -> str | None:
+    """The script in `bash -c SCRIPT`; None if no shell is started with one."""
+    for position, word in enumerate(words):
+        if PurePosixPath(word).name in _SHELLS:
+            for option, script in pairwise(words[position + 1 :]):
+                if re.fullmatch(r"-[a-z]*c", option):
+                    return script
+    return None
 
 
 def _programs() -> list[tuple[str, ...]]:
@@ -153,24 +208,22 @@ def _split(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _expanded(words: Sequence[str], assigned: Mapping[str, str], place: str | None) -> list[str]:
-    """Words with variables replaced; one that is not set stays away with its option's word.
+    """Words with variables replaced, which may be several words each.
 
     Raises:
-        SloBenchError: it is not set, and `place` is where.
+        SloBenchError: one is not set, and `place` is where; without it such a word is left.
     """
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        text = assigned.get(name, default)
-        if text is None:
-            if place is None:
-                return ""
-            raise SloBenchError(f"{place}: the variable {name} is not set in it; write its value")
-        return text
-
     expanded_words = []
     for word in words:
-        text = _VARIABLE.sub(value, word)
+        whole = _WHOLE_VARIABLE.fullmatch(word)
+        value = None if whole is None else assigned.get(whole[1] or whole[2])
+        if whole is not None and value is not None and (whole[3] or value.lstrip()[:1] == "-"):
+            expanded_words += _words(value)
+            continue
+        text = _VARIABLE.sub(lambda match: _value(match, assigned, match[0]), word)
+        if place is not None and (left := _VARIABLE.search(text) or _OTHER_EXPANSION.search(text)):
+            name = re.sub(r"^\W+|\W.*", "", left[0])
+            raise SloBenchError(f"{place}: the variable {name} is not set in it; write its value")
         if text or not _VARIABLE.search(word):
             expanded_words.append(text)
     return expanded_words
@@ -205,6 +258,7 @@ def _manifest_commands(path: Path, text: str) -> Iterator[WrittenCommand]:
 def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[WrittenCommand]:
     """The server of a Compose service."""
     words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
+    words = [word.replace("$$", "$") for word in words]
     environment = _environment(service.get("environment"))
     deploy = _mapping(service.get("deploy"))
     resources = _mapping(_mapping(deploy.get("resources")).get("reservations"))
@@ -262,8 +316,8 @@ def _container_commands(
         _VARIABLE_OF_PODS.sub(lambda match: environment.get(match[1], match[0]), word)
         for word in words
     ]
-    if words and PurePosixPath(words[0]).name in _SHELLS and len(words) > 2:
-        yield from _script_commands(words[2], place, environment)
+    if (script := _script_of_shell(words)) is not None:
+        yield from _script_commands(script, place, environment)
         return
     command = server_in(words, place)
     if command is None and (kind := _kind_of_image(image)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,9 @@ def described(text: str, *, has_model: bool = False) -> DescribedDeployment:
     replicas *= settings.pop("instances", 1)
     if replicas > 1:
         settings["instances"] = replicas
-    lines += [*read.notes, *_add_gpu(settings, first)]
+    if len(commands) > 1:
+        lines.append(f"{len(commands)} such servers are started")
+    lines += [*first.notes, *read.notes, *_add_gpu(settings, first)]
     parameters = {
         setting.removeprefix(PARAMETER): settings.pop(setting)
         for setting in list(settings)
@@ -88,7 +91,7 @@ def described(text: str, *, has_model: bool = False) -> DescribedDeployment:
     }
     unused = dict.fromkeys(name for read in reads for name in read.unused)
     if unused:
-        lines.append(f"without a meaning in a simulation: {', '.join(unused)}")
+        lines.append(f"not simulated: {', '.join(unused)}")
     values = {**settings, **parameters}
     shown = ", ".join(f"{name}={value}" for name, value in values.items())
     head = f"read as {kind.name}" + (f": {shown}" if shown else "")
@@ -123,8 +126,9 @@ def _with_config(words: Sequence[str], place: str) -> list[str]:
         for option, setting in options.items():
             if setting is True:
                 of_file.append(f"--{option}")
-            elif setting not in (False, None):
-                of_file.append(f"--{option}={setting}")
+            elif setting is not None and setting is not False:
+                text = json.dumps(setting) if isinstance(setting, dict | list) else setting
+                of_file.append(f"--{option}={text}")
         return [*of_file, *words[:position], *rest]
     return words
 

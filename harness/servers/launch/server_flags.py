@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....workloads.errors import SloBenchError
+
 _SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 PARAMETER = "parameters."  # before the name of a parameter of the server's own system
 
@@ -48,3 +50,12 @@ class ServerCommand:
     settings: Mapping[str, Any]
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+
+def refuse_half(role: str | None) -> None:
+    """Raise SloBenchError for a server that does only prefill or decode."""
+    if role is not None:
+        raise SloBenchError(
+            f"{role}: the server does prefill or decode alone, which --like does not read: give "
+            "--system distserve with prefill_instances and decode_instances"
+        )

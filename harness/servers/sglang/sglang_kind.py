@@ -118,7 +118,7 @@ def kv_offload_args(gib: float, gpus: int) -> list[str]:
     Raises:
         SloBenchError: less than the smallest.
     """
-    each_gb = math.floor(gib * _GIB / gpus / _GB)
+    each_gb = math.floor(gib * _GIB / gpus / _GB + 0.001)  # as many as were read, rounded
     if not each_gb:
         raise SloBenchError(
             f"kv_offload_gib = {gib:g} is less than 1 GB for each of {gpus} GPUs; SGLang takes at "

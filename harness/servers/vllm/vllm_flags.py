@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
+from ....predictors.dtypes import AUTO
 from ....workloads.errors import SloBenchError
-from ..launch.server_flags import PARAMETER, Flag, ServerCommand, count, named
+from ..launch.server_flags import PARAMETER, Flag, ServerCommand, count, named, refuse_half
 
 _DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
 _DTYPES |= {"bfloat16": "bf16"}
@@ -23,14 +25,25 @@ def _off(text: str) -> bool:
     return not _on(text)
 
 
+def _length(text: str) -> int | None:
+    return None if text in (AUTO, "-1") else count(text)  # as long as fits
+
+
+def _half(text: str) -> str | None:
+    """The role of a server that does only prefill or decode."""
+    match = re.search("kv_(?:producer|consumer)", text)
+    return match and match[0]
+
+
 FLAGS = (
+    Flag(("--kv-transfer-config",), "half", _half),
     Flag(("--model",), "model"),
     Flag(("--tensor-parallel-size", "-tp"), "tp", count),
     Flag(("--pipeline-parallel-size", "-pp"), "pp", count),
     Flag(("--data-parallel-size", "-dp"), "dp", count),
     Flag(("--enable-expert-parallel", "-ep"), "expert_parallel", _on, switch=True),
     Flag(("--block-size",), "block_size", count, named("--block-size")),
-    Flag(("--max-model-len",), "server.max_model_tokens", count, named("--max-model-len")),
+    Flag(("--max-model-len",), "server.max_model_tokens", _length, named("--max-model-len")),
     # vLLM keeps one block for itself.
     Flag(
         ("--num-gpu-blocks-override",),
@@ -61,6 +74,7 @@ def settle(command: ServerCommand) -> ServerCommand:
     """The command with settings in place of what is not one by itself."""
     settings = dict(command.settings)
     unused = list(command.unused)
+    refuse_half(settings.pop("half", None))
     if settings.pop("expert_parallel", False):
         settings["ep"] = settings.get("tp", 1) * settings.get("dp", 1)
     if settings.pop("lora", False):

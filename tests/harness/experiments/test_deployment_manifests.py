@@ -194,3 +194,20 @@ def test_compose_file_is_of_one_host_and_policies_have_no_files(tmp_path):
     deployment = ServedDeployment.of(int4)
     assert deployment is not None
     assert deployment.comments == ("The model must be a checkpoint with int4 weights.",)
+
+
+def test_limits_of_ranks_are_written_as_sglang_divides_them():
+    text = (
+        "sglang serve Qwen/Qwen3-30B-A3B --tp 8 --dp 8 --enable-dp-attention --page-size 64 "
+        "--chunked-prefill-size 8192 --max-running-requests 64 "
+        "--enable-hierarchical-cache --hicache-size 30"
+    )
+    read = described(text)
+    assert read.parameters == {"chunked_prefill_tokens": 1024, "max_running_requests": 8}
+    experiment = Experiment(
+        systems=["sglang"], parameters={"sglang": read.parameters}, **read.settings
+    )
+    deployment = ServedDeployment.of(experiment)
+    words = " ".join(deployment.words)
+    assert "--chunked-prefill-size 8192 --max-running-requests 64" in words
+    assert "--hicache-size 30" in words

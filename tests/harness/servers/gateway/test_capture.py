@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +270,60 @@ def test_capture_replayed_in_simulation_has_its_lengths_sessions_and_hit_rate(ca
         held = workload.prompt_tokens[before] + workload.output_tokens[before] - 1
         blocks = held // 16 if before >= 0 else shared * bool(row)
         assert abs(request["cached_tokens"] // 16 - blocks) <= 1, row
+
+
+def test_arrivals_count_from_the_first_request_though_it_ends_last(captured):
+    ends = threading.Event()
+
+    async def handle(request: HttpRequest, reply: Reply) -> None:
+        if b"slow" in request.body:
+            arrived.set()
+            await asyncio.to_thread(ends.wait, PATIENCE_S)
+        choices = [{"text": "x", "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 3, "completion_tokens": 1}
+        respond_json(reply, {"choices": choices, "usage": usage})
+
+    arrived = threading.Event()
+    with in_thread("server", lambda ready: serve(handle, ready=ready)) as up:
+        capture = captured(up.url)
+        words = (capture.url, "/v1/completions", {"prompt": "slow"})
+        slow = threading.Thread(target=send, args=words)
+        slow.start()
+        assert arrived.wait(PATIENCE_S)
+        send(capture.url, "/v1/completions", {"prompt": "quick"})
+        ends.set()
+        slow.join()
+        quick_row, slow_row = capture.rows()
+    assert slow_row["arrival_s"] == 0 < quick_row["arrival_s"]
+    assert len(read(capture.path).workload) == 2
+
+
+def test_keys_before_the_version_of_a_path_are_not_written(captured):
+    with mock(QUICK) as up:
+        capture = captured(up.url)
+        for path in ("/sk-key/v1/completions?key=sk-key", "/sk-key/completions", "/v1/completions"):
+            send(capture.url, path, {"prompt": "a b", "max_tokens": 2})
+        rows = capture.rows()
+    assert [row["path"] for row in rows] == ["/v1/completions", "/completions", "/v1/completions"]
+    assert "sk-key" not in capture.path.read_text()
+
+
+def test_row_that_the_disk_has_no_room_for_leaves_no_part(captured, monkeypatch):
+    with mock(QUICK) as up:
+        capture = captured(up.url)
+        send(capture.url, "/v1/completions", {"prompt": "a b", "max_tokens": 2})
+        while not capture.file.outcomes["ok"]:
+            pass
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:20]))
+        send(capture.url, "/v1/completions", {"prompt": "a b", "max_tokens": 2})
+        while not capture.file.lost:
+            pass
+        monkeypatch.undo()
+        send(capture.url, "/v1/completions", {"prompt": "a b", "max_tokens": 2})
+        rows = capture.rows()
+    assert len(rows) == 2
+    assert "only 20 of" in capture.file.lost[0]
 
 
 def test_nothing_of_content_or_names_is_written(captured):

@@ -119,6 +119,13 @@ def test_options_of_vllm_are_settings(words, expected):
         ),
         ("--chunked-prefill-size -1", {}),
         (
+            "--tp 8 --dp 8 --enable-dp-attention --chunked-prefill-size 8192 "
+            "--max-running-requests 64",
+            {"tp": 1, "dp": 8, "chunked_prefill_tokens": 1024, "max_running_requests": 8},
+        ),
+        ("--enable-hierarchical-cache --disaggregation-mode null", {}),
+        ("--mem-frac .7 --speculative-algo NEXTN", {"memory_share": 0.7, "speculation": "mtp:3"}),
+        (
             "--kv-cache-dtype fp8_e4m3 --context-length 4096",
             {"kv_dtype": "fp8", "server.max_model_tokens": 4096},
         ),
@@ -162,6 +169,60 @@ def test_script_compose_file_and_manifests_are_read_alike(tmp_path):
     assert read(str(path)) == {"system": "vllm", "model": "qwen3-8b"}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('ARGS=(-tp 2 --max-num-seqs 9)\nvllm serve $M "${ARGS[@]}"', {"tp": 2, "max_num_seqs": 9}),
+        (
+            "A=(\n  # many (of them)\n  -tp 2  # GPUs\n"
+            """  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'\n)\n"""
+            'A+=(--max-num-seqs "$SEQS")\nexec vllm serve $M ${A[*]}',
+            {"tp": 2, "max_num_seqs": 9, "speculation": "ngram:3"},
+        ),
+        ("MORE='-tp 2'\nMORE+=' --max-num-seqs 9'\nvllm serve $M ${MORE}", None),
+        ('CMD=(vllm serve $M)\nCMD+=(-tp 2 --max-num-seqs 9)\nenv "${CMD[@]}"', None),
+        ("""srun -N1 bash -lc "vllm serve $M -tp 2 --max-num-seqs $SEQS" &""", None),
+        ("docker run vllm/vllm-openai:v1 sh -c 'vllm serve $M -tp 2 --max-num-seqs 9'", None),
+        ("vllm serve $M --tensor-parallel-siz 2 --max-num-s=9", None),
+        ('vllm serve "${M:?no model}" -tp ${TP:=2} --max-num-seqs 9', None),
+        ("vllm serve $M -tp 2 --max-num-seqs 9 --max-model-len auto --kv-cache-dtype auto", None),
+    ],
+)
+def test_arrays_variables_shells_and_short_names_of_scripts_are_read(tmp_path, text, expected):
+    path = tmp_path / "start.sh"
+    path.write_text(f"M=Qwen/Qwen3-8B SEQS=9\n{text}\n")
+    expected = expected or {"tp": 2, "max_num_seqs": 9}
+    assert read(str(path)) == {"system": "vllm", "model": "qwen3-8b", **expected}
+
+
+def test_conditions_arguments_and_numbers_of_servers_of_scripts_are_named(tmp_path):
+    path = tmp_path / "start.sh"
+    path.write_text(
+        'A=(-tp 2)\n[ -n "$X" ] && A+=(--max-num-seqs 9)\n'
+        'for k in 1 2; do\n  vllm serve Qwen/Qwen3-8B "${A[@]}" "$@" &\ndone\n'
+        'vllm serve Qwen/Qwen3-8B "${A[@]}"\n'
+    )
+    assert described(str(path)).lines[2:5] == (
+        "2 such servers are started",
+        "conditions in start.sh are taken as true",
+        "arguments of start.sh are taken as none",
+    )
+
+
+def test_compose_file_with_a_shell_and_options_in_yaml_are_read(tmp_path):
+    path = tmp_path / "compose.yaml"
+    path.write_text(
+        "services:\n  llm:\n    image: lmsysorg/sglang:latest\n    entrypoint: [bash, -lc]\n"
+        "    environment: {MODEL: Qwen/Qwen3-8B}\n"
+        "    command: \"'sglang serve --model-path $$MODEL --tp 2'\"\n"
+    )
+    assert read(str(path)) == {"system": "sglang", "model": "qwen3-8b", "tp": 2}
+    config = tmp_path / "config.yaml"
+    config.write_text("speculative-config: {method: ngram, num_speculative_tokens: 3}\n")
+    settings = read(f"vllm serve Qwen/Qwen3-8B --config {config}")
+    assert settings == {"system": "vllm", "model": "qwen3-8b", "speculation": "ngram:3"}
+
+
 def test_docker_run_and_config_file_are_read(tmp_path):
     text = "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.32.0 --model Qwen/Qwen3-8B -tp 2"
     assert read(text) == {"system": "vllm", "model": "qwen3-8b", "tp": 2}
@@ -194,7 +255,7 @@ def test_what_has_no_meaning_is_named():
     assert deployment.settings == {"model": "llama-3.1-8b", "weight_dtype": "fp8"}
     assert "secret" not in " ".join(deployment.lines)
     assert deployment.lines[-1] == (
-        "without a meaning in a simulation: --host, --api-key, --enforce-eager, "
+        "not simulated: --host, --api-key, --enforce-eager, "
         "--quantization awq, --enable-prefix-caching"
     )
 
@@ -211,6 +272,13 @@ def test_what_has_no_meaning_is_named():
         ("vllm serve Qwen/Qwen3-8B --max-num-seqs $SEQS", "the variable SEQS is not set in it"),
         ("vllm serve 'Qwen/Qwen3-8B", "No closing quotation"),
         ("vllm serve Qwen/Qwen3-8B --config nowhere.yaml", "cannot be read: .*nowhere.yaml"),
+        ("vllm serve Qwen/Qwen3-8B ${ARGS[@]}", "the variable ARGS is not set in it"),
+        ("A=(-x (y)); vllm serve Qwen/Qwen3-8B ${A[@]}", "the variable A is not set in it"),
+        (
+            """vllm serve Qwen/Qwen3-8B --kv-transfer-config '{"kv_role": "kv_producer"}'""",
+            "prefill or decode alone",
+        ),
+        ("sglang serve Qwen/Qwen3-8B --disaggregation-mode decode", "prefill or decode alone"),
         ("vllm serve Qwen/Qwen3-8B & vllm serve Qwen/Qwen3-4B", "start servers that differ"),
     ],
 )
