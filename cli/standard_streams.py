@@ -14,6 +14,8 @@ from typing import Any
 _PLAIN = {"–": "-", "—": "-", "…": "...", "≥": ">=", "≤": "<=", "×": "x", "·": "-", "µ": "u",
           "→": "->", "±": "+-", "−": "-", "’": "'", "“": '"', "”": '"', "\xa0": " "}  # fmt: skip
 
+_MOST_COLUMNS = 9999
+
 
 def prepare() -> None:
     """Replace closed standard streams by the null device; degrade characters that cannot be shown.
@@ -22,6 +24,7 @@ def prepare() -> None:
     would end in that file.
     """
     codecs.register_error("plain", _plain)
+    _narrow()
     for number, mode in ((0, "r"), (1, "w"), (2, "w")):
         name = ("stdin", "stdout", "stderr")[number]
         try:
@@ -35,6 +38,13 @@ def prepare() -> None:
     _output = _Output(1, "w", closefd=False)
     sys.stdout = _text(_output, sys.stdout.encoding)
     sys.stderr = _text(_Diagnostics(2, "w", closefd=False), sys.stderr.encoding)
+
+
+def _narrow() -> None:
+    """Take no more columns from the environment than a screen has: lines are filled up to them."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and len(columns) > len(str(_MOST_COLUMNS)):
+        os.environ["COLUMNS"] = str(_MOST_COLUMNS)
 
 
 def _text(raw: io.FileIO, encoding: str) -> io.TextIOWrapper:

@@ -295,6 +295,15 @@ def _check_columns(path: Path, required: Sequence[str], columns: Iterable[str]) 
         raise FileFormatError(path, 1, f"lacks the column {names}")
 
 
+_LONGEST_STEM = 230  # bytes; file systems hold names of 255, and suffixes are added
+_STEM = f"must be a plain file stem of at most {_LONGEST_STEM} bytes"
+
+
+def _is_stem(stem: str) -> bool:
+    plain = stem not in ("", ".", "..") and Path(stem).name == stem
+    return plain and len(stem.encode()) <= _LONGEST_STEM
+
+
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     try:
         written = pd.read_csv(path, dtype="object", keep_default_na=False)
@@ -342,8 +351,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
             ~(cells[column] >= 0) | np.isinf(cells[column]),
             "must be a finite number of at least 0",
         )
-    inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
-    _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    _refuse(path, raw, "cell", ~cells["cell"].map(_is_stem).astype(bool), _STEM)
     check_distinct(path, raw["cell"])
     if CHECKSUMS in names:
         for place, fields in enumerate(rows):

@@ -202,3 +202,9 @@ def test_record_of_requests_on_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(SloBenchError, match=r"cannot write p.plan\.jsonl: No space left"):
         checkpoint.append({})
+
+
+def test_a_terminal_of_absurd_width_gets_its_help():
+    code, out, _ = call("run", "--help", env={"COLUMNS": "99999999"})
+    assert code == 0
+    assert max(map(len, out.decode().splitlines())) < 10_000

@@ -46,6 +46,7 @@ def test_read_run_names_a_missing_folder(tmp_path):
         (",1.0,", ",fast,", "rate_rps must be a number but is 'fast'.*line 2"),
         (",1.0,", ",-1,", "rate_rps must be a finite number of at least 0 but is '-1'.*line 2"),
         ("\n000,", "\n../../000,", "cell must be a plain file stem.*line 2"),
+        ("\n000,", f"\n{'x' * 300},", "at most 230 bytes.*line 2"),
     ],
 )
 def test_read_run_names_the_line_of_a_malformed_cell(make_run, old, new, message):
