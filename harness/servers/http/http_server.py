@@ -195,6 +195,7 @@ class HttpConnection(asyncio.Protocol):
         self._full = False
         self._waiting: asyncio.TimerHandle | None = None  # for the rest of a request
         self._gone = False
+        self._fault: tuple[int, str] | None = None  # of what follows the requests in progress
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare the parser of a new connection and register it."""
@@ -254,6 +255,8 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; refuse a head that is too large or is not HTTP."""
         self._received_s = perf_counter()
+        if self._fault is not None:
+            return
         if self._waiting is None:
             loop = asyncio.get_running_loop()
             self._waiting = loop.call_later(self._limits.request_s, self._too_slow)
@@ -274,8 +277,11 @@ class HttpConnection(asyncio.Protocol):
         self._give_up(408, f"the request was not whole within {self._limits.request_s:g} s")
 
     def _give_up(self, status: int, message: str) -> None:
-        """Refuse the request, unless another answer is in progress, and close the connection."""
-        if self._task is None and not self._transport.is_closing():
+        """Refuse the request and close the connection, both after answers that are in progress."""
+        if self._task is not None:
+            self._fault = status, message
+            return
+        if not self._transport.is_closing():
             reply = ClientReply(self._transport, http_1_1=True, head_only=False, stays=False)
             refuse(reply, status, message)
             self._clients.refused[status] += 1
@@ -344,7 +350,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         self._task = None
-        if not self._ahead or self._transport.is_closing():
+        if self._transport.is_closing():
+            return
+        if not self._ahead:
+            if self._fault is not None:
+                self._give_up(*self._fault)
             return
         request, self._reply = self._ahead.popleft()
         self._reply.hold(self._full)
