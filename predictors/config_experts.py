@@ -7,6 +7,7 @@ from .config_layers import Layout
 from .model_parts import Experts
 
 _EVERY_NTH = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 _SHARED_WIDTHS = (
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -80,7 +81,7 @@ def _expert_layers(config: Fields, layout: Layout) -> int:
     if isinstance(marks, list):
         return sum(map(bool, marks[:layers]))
     every = config.size("moe_layer_freq", *_EVERY_NTH) or 1
-    first = max(config.size("first_k_dense_replace"), config.size("moe_layer_start_index"))
+    first = max(config.size(name) for name in _FIRST)
     if config.get("moe_layer_end_index") in (None, -1):
         last = layers
     else:

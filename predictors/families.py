@@ -136,6 +136,8 @@ class Architecture:
         return {**FIELDS, **self.family.fields, **self.type.fields}[size]
 
 
+# Of no family in which all are `tied`; their head is the embeddings where the file does not say it.
+TIED_TYPES = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "lfm2", "lfm2_moe", "starcoder2")
 BY_PARTS = "transformer"  # decoders of no family, whose traits are read too
 _GLM_FIELDS: Names = {
     "layers": ("num_hidden_layers", "num_layers"),

@@ -18,7 +18,16 @@ from .checkpoint_format import checkpoint_formats, side_file
 from .config_experts import experts_of
 from .config_fields import Fields
 from .config_layers import Layout, layout_of, linear_of, window_of
-from .families import BY_PARTS, FIELDS, Architecture, Family, ModelType, Traits, architecture_of
+from .families import (
+    BY_PARTS,
+    FIELDS,
+    TIED_TYPES,
+    Architecture,
+    Family,
+    ModelType,
+    Traits,
+    architecture_of,
+)
 from .image_encoder import image_encoder_parameters
 from .model_parts import LatentAttention, SparseAttention
 from .model_spec import ModelSpec
@@ -39,10 +48,12 @@ _OTHER = {
     "sparse_attention_config": "attention to chosen blocks",
     "dual_chunk_attention_config": "chunked attention",
     "num_kv_shared_layers": "KV shared between layers",
+    "use_cla": "KV shared between layers",
     "is_encoder_decoder": "an encoder beside the decoder",
     "audio_config": "an audio encoder",
     "layer_group_size": "linear attention in groups of layers",
     "ssm_cfg": "state-space layers",
+    "mamba_dt_rank": "Mamba 1",
     "block_configs": "layers that differ in width",
     "hidden_size_per_layer_input": "embeddings for each layer",
     "use_double_wide_mlp": "layers that differ in width",
@@ -57,13 +68,16 @@ _OTHER = {
 # Fields whose names say that they shape a layer, and of these the ones that are read only where
 # others say so, or that leave sizes and times as they are.
 _PARTS = re.compile(
-    r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
+    r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross|dense|"
+    r"multi_query|kv_(heads|shar)|block_types|rnn|rwkv|_loops|ut_steps|self_decoder|share_map"
 )
 _HARMLESS = re.compile(
-    r"query_pre_attn_scalar|attn_(scale|temperature_tuning)|num_attention_heads|"
+    r"query_pre_attn_scalar|attn_(scale|logit_softcapping|temperature_tuning)|num_attention_heads|"
     r"attention_(chunk_size|multiplier|value_scale|out_.*|qk_.*)|multi_query_attention|"
-    r"_?(use_)?sliding_window.*|max_window_layers|.*rope.*|(moe_)?router_.*|.*dropout(_prob)?|.*bias|"
-    r"_?attn_implementation.*|attention_softmax_in_fp32|use_(flash|logn)_attn|"
+    r"_?(use_)?sliding_window.*|max_window_layers|.*rope.*|(moe_)?router_.*|"
+    r".*dropout(_prob)?|.*bias|"
+    r"_?attn_implementation.*|(scale_)?attention_softmax_in_fp32|scale_attn_weights|"
+    r"use_(flash|logn)_attn|"
     r"layernorm_(full|linear)_attention_.*|mlp_only_layers|moe_(intermediate_size|layer_freq|"
     r"latent_size)|n_shared_experts|(moe_)?shared_expert.*|num_experts_per_tok.*|moe_.*_overlap|"
     r"(mtp|dspark)_.*|moe_(renormalize|gate|grouped|group|capacity|use_aux|score|norm|act|router|"
@@ -72,7 +86,8 @@ _HARMLESS = re.compile(
     r"norm_before_gate|rms_norm|use_mlp|expand|ssm_.*|dt_.*|step_.*)|ssm_(multipliers|in_.*|out_.*)|"
     r"conv_(kernel|use_xavier_init)|expert_(layer_.*|capacity|parallel.*)|enable_moe_.*|"
     r"add_(swa|full)_attention_sink_bias|use_moe_router_bias|"
-    r"linear_conv_kernel_dim|interleave_moe_layer_step|decoder_sparse_step|full_attention_interval|attention_output_gate|num_moe_.*|"
+    r"first_k_dense_replace|linear_conv_kernel_dim|interleave_moe_layer_step|"
+    r"decoder_sparse_step|full_attention_interval|attention_output_gate|num_moe_.*|"
     r"sliding_attention.*|attn_rotary_emb|expert_dtype|attn_qkv_pack|ffn_expert.*|conv_dim_.*"
 )
 _STRETCHED = ("yarn", "deepseek_yarn", "linear", "dynamic")  # rotary positions, by a factor
@@ -83,6 +98,7 @@ _ACTIVATIONS = ("hidden_act", "mlp_hidden_act", "hidden_activation", "activation
 _GATED = re.compile(r"si?lu|swish|swi?glu.*|geglu|situ")
 _PLAIN = re.compile(r"relu2?|relu_?squared|xielu")
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVisionText2Text")
+_SHARED_EMBEDDINGS = ("tie_embedding", "use_embedding_sharing")
 _TEXTS = ("text_config", "llm_config", "language_config")
 
 
@@ -138,6 +154,8 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     head_dim = config.named("head_dim", default=max(1, hidden // heads))
     context_tokens = _context_tokens(config)
     latent = _latent(config)
+    if not latent and config.get("v_head_dim") not in (None, head_dim):
+        raise config.fail("not modelled yet: values of another width (field 'v_head_dim')")
     kv_heads = 1 if latent else _kv_heads(config, heads)
     names = config.architecture.names
     experts = experts_of(config, layout, names("experts"), names("experts_per_token"))
@@ -324,7 +342,11 @@ def _intermediate(config: _Config, *, has_experts: bool) -> int:
         width = width or config.size("shared_intermediate_size")
     # Where all layers have experts (Qwen3.5), a file may leave it out.
     spare = config.size("moe_intermediate_size") or None
-    if config.get("conv_L_cache") and config.flag("block_auto_adjust_ff_dim", default=True):  # LFM2
+    if (
+        not has_experts
+        and config.get("conv_L_cache")
+        and config.flag("block_auto_adjust_ff_dim", default=True)
+    ):  # LFM2
         named = config.count("block_ff_dim", "intermediate_size")
         multiple = config.size("block_multiple_of") or 256
         scale = number(config.get("block_ffn_dim_multiplier") or 1.0)
@@ -358,4 +380,7 @@ def _context_tokens(config: _Config) -> int:
 def _tied(config: _Config) -> bool:
     if config.family.traits.kind == "encoder":
         return True
-    return config.flag("tie_word_embeddings", default=config.family.tied)
+    tied = config.family.tied or config.get("model_type") in TIED_TYPES
+    for name in _SHARED_EMBEDDINGS:
+        tied = config.flag(name, default=tied)
+    return config.flag("tie_word_embeddings", default=tied)

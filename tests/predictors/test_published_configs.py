@@ -431,3 +431,32 @@ def test_a_llama_4_without_experts_is_dense(tmp_path):
 def test_sparse_indexer_keys_have_a_scale_for_128_elements():
     assert SparseAttention(2048, 4, 128).key_bytes == 132
     assert SparseAttention(2048, 4, 160).key_bytes == 168
+
+
+PLAIN = {
+    "model_type": "acme",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ({"multi_query": True}, "'multi_query'"),
+        ({"num_kv_heads": 2}, "'num_kv_heads'"),
+        ({"use_cla": True}, "KV shared between layers"),
+        ({"v_head_dim": 8}, "values of another width"),
+        ({"mamba_dt_rank": 4}, "Mamba 1"),
+        ({"total_ut_steps": 4}, "'total_ut_steps'"),
+        ({"n_dense_first": 1}, "'n_dense_first'"),
+    ],
+)
+def test_field_that_changes_sizes_and_is_not_read_is_refused(tmp_path, field, complaint):
+    assert read(tmp_path / "plain", PLAIN).layers == 2
+    with pytest.raises(FileFormatError, match=complaint):
+        read(tmp_path / "model", PLAIN | field)

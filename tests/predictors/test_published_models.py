@@ -26,7 +26,7 @@ def listed(kinds):
 def fields(name):
     config = dict(MODELS[name]["config"])
     for field in ("layer_types", "attn_type_list"):
-        if field in config:
+        if isinstance(config.get(field), str):
             config[field] = listed(config[field])
     return config
 
