@@ -482,7 +482,7 @@ def test_a_whole_request_before_garbage_is_answered_and_garbage_ends_the_connect
     with limited() as address, socket.create_connection(address, PATIENCE_S) as wire:
         wire.sendall(head(2) + b"{}" + b"GARBAGE\0\r\n\r\n")
         answers = b"".join(iter(lambda: wire.recv(65536), b""))
-        assert re.findall(rb"^HTTP/1.1 (\d+)", answers, re.MULTILINE) == [b"200", b"400"]
+        assert re.findall(rb"HTTP/1.1 (\d+) ", answers) == [b"200", b"400"]
 
 
 def test_gateway_connection_limit_frees_closed_connections(limited):
