@@ -480,7 +480,7 @@ def test_gateway_refuses_clients_beyond_its_limits(limited, limits, sent, status
 
 def test_a_whole_request_before_garbage_is_answered_and_garbage_ends_the_connection(limited):
     with limited() as address, socket.create_connection(address, PATIENCE_S) as wire:
-        wire.sendall(head(2) + b"{}" + b"GARBAGE\0\r\n\r\n")
+        wire.sendall(head(2, close=False) + b"{}" + b"GARBAGE\0\r\n\r\n")
         answers = b"".join(iter(lambda: wire.recv(65536), b""))
         assert re.findall(rb"HTTP/1.1 (\d+) ", answers) == [b"200", b"400"]
 
