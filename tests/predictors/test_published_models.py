@@ -10,6 +10,7 @@ from slo_bench.predictors.operators.assembly import default_step_time
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model, models
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "models.md"
 MODELS = tomllib.loads(Path(__file__).with_name("published_models.toml").read_text("utf-8"))
 
 
@@ -31,6 +32,16 @@ def fields(name):
     return config
 
 
+def page_row(name, spec):
+    """The row of a model on the page: card, as read, error, KV of a token, state of a sequence."""
+    card = MODELS[name]["parameters"]
+    error_percent = 100 * (spec.parameters / card - 1)
+    kv_bytes, state_bytes = spec.kv_bytes_per_token(), spec.state_bytes
+    error = f"{error_percent:+.3f} %" if abs(error_percent) >= 0.0005 else "0.000 %"
+    cells = name, f"{card:,}", f"{spec.parameters:,}", error, f"{kv_bytes:,}"
+    return f"| {' | '.join((*cells, f'{state_bytes:,}' if state_bytes else ''))} |"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_published_model_has_the_parameters_and_bytes_of_its_card(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(fields(name)))
@@ -39,6 +50,7 @@ def test_published_model_has_the_parameters_and_bytes_of_its_card(tmp_path, name
     assert spec.kv_bytes_per_token() == figures["kv_bytes"]
     if "state_bytes" in figures:
         assert spec.state_bytes == figures["state_bytes"]
+    assert page_row(name, spec) in PAGE.read_text("utf-8")
     assert (spec.window and [spec.window.tokens, spec.window.layers]) == figures.get("window")
 
 
