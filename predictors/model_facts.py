@@ -127,7 +127,7 @@ def memory_facts(place: Placement) -> dict[str, Any]:
     return {
         "gpu": place.gpu.name,
         "tp": place.tp,
-        "server": f"{row.server} {row.version}",
+        "server": f"{row.server} {row.version}".removesuffix(" 0"),  # 0: any version
         "memory_share": place.memory_share,
         "weight_dtype": place.weight_dtype,
         "batched_tokens": place.batched_tokens,

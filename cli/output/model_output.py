@@ -47,12 +47,11 @@ def _memory_rows(memory: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     activations += f"tokens, {memory['sequences']:,} sequences)"
     states, sequences = memory["state_bytes"], memory["state_sequences"]
     held = _gib(states) + (f" (of {sequences:,} sequences)" if sequences is not None else "")
-    server = memory["server"].replace("any 0", "any")
     decodes = memory["kv_tokens"] is not None
     room = f"{memory['kv_tokens'] or 0:,}" if memory["fits"] else "does not fit"
     longest = f"{memory['longest_context_tokens']:,} tokens"
     return [
-        ("on each GPU", f"{memory['gpu']}, tp {memory['tp']}, server: {server}"),
+        ("on each GPU", f"{memory['gpu']}, tp {memory['tp']}, server: {memory['server']}"),
         ("share in use", f"{_gib(memory['usable_bytes'])} ({memory['memory_share']:g})"),
         ("weights", weights),
         ("activations", activations),

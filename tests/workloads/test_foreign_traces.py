@@ -134,3 +134,17 @@ def test_columns_may_be_parted_by_tabs_and_semicolons(tmp_path, mark):
     trace = read(path)
     assert trace.workload.arrival_s.tolist() == [0, 1.5]
     assert trace.workload.output_tokens.tolist() == [20, 21]
+
+
+def test_prompts_of_anthropic_have_the_tokens_from_the_cache(tmp_path):
+    rows = [
+        {"created_at": f"2026-01-01T00:00:0{k}Z", "usage": {"input_tokens": 10, **cached}}
+        for k, cached in enumerate(({"cache_read_input_tokens": 500}, {}))
+    ]
+    rows[0]["usage"]["cache_creation_input_tokens"] = 7
+    for row in rows:
+        row["usage"]["output_tokens"] = 3
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    trace = read(stored(tmp_path, text, "log.jsonl"))
+    assert trace.workload.prompt_tokens.tolist() == [517, 10]
+    assert any("usage.cache_read_input_tokens" in note for note in trace.notes)

@@ -44,6 +44,8 @@ _NAMES = {
     "response_tokens token_size output_size output_length completion_length "
     "response_length output_len completion_len",
 }
+# Anthropic's usage counts these beside its `input_tokens`.
+_BESIDE_INPUT = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _SYNONYMS = {role: (role, *names.split()) for role, names in _NAMES.items()}
 _OF_TIME = {"time", "timestamp", "ts", "date", "datetime", "arrival", "arrived", "created"} | {
     *("submitted", "received", "issued", "queued", "sent", "start", "started", "begin", "at")
@@ -164,8 +166,16 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
         elif column.unit:
             unit, empty = column.unit, np.inf if role in SLO_COLUMNS.values() else 0.0
             cells = list(table.floats(column.name, empty=empty) / UNITS[unit])
+        beside = []
+        if role == PROMPT and role not in mapping and words(column.name) == "input_tokens":
+            beside = [name for name in columns if words(name) in _BESIDE_INPUT]
+            counts = [table.ints(column.name), *(table.ints(name, empty=0) for name in beside)]
+            cells = list(np.sum(counts, axis=0))
+            for name in beside:
+                del columns[name]
         if column.name != role:
-            notes.append(f"{role} is read from {column.name}{unit and f' ({unit})'}")
+            source = " + ".join((column.name, *beside))
+            notes.append(f"{role} is read from {source}{unit and f' ({unit})'}")
         columns[role] = cells
     if ARRIVAL not in columns and ARRIVAL not in mapping:
         for name in table.columns:

@@ -146,6 +146,11 @@ class PlacementSpec(CellPart):
         if self.profile == ROOFLINE:
             if self.speculation is not None:
                 raise SloBenchError(_OPERATORS_ONLY)
+            if self.server_version is not None and self.host_s is None:
+                raise SloBenchError(
+                    f"roofline step times have {DEFAULT_HOST_S * 1e3:g} ms of host, not the host "
+                    f"times of {server}: leave profile or server_version out, or set host_s"
+                )
             return step_time(placement, self.analytic_host_s)
         if self.speculation is not None:
             return speculative_step_time(placement, self.speculation, server, self.host_s)

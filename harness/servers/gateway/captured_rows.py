@@ -284,8 +284,8 @@ def _session_name(request: HttpRequest, body: Mapping[str, Any]) -> tuple[str, s
 def _api(path: str) -> str:
     """The path from its last version on: what is before it may be a key or a name."""
     version = path.rfind("/v1/")
-    suffix = next(end for end in (*GENERATES, EMBEDS) if path.endswith(end))
-    return path[version:] if version >= 0 else suffix
+    end_of_path = next(end for end in (*GENERATES, EMBEDS) if path.endswith(end))
+    return path[version:] if version >= 0 else end_of_path
 
 
 def _is_count(value: object) -> bool:

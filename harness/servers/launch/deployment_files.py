@@ -37,6 +37,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARE = ("export", "local", "declare", "readonly")
 _CLAUSES = ("then", "else", "do", "{", "exec")
 _CONDITION = re.compile(r"^\s*(?:if|elif|case)\b|(?:&&|\|\|)\s*\w+\+?=", re.MULTILINE)
+_LOOP = re.compile(r"(?:^|[;&])\s*(?:for|while|until)\b", re.MULTILINE)
 _COMMAND_OF_MANIFESTS = re.compile(r"^(?:services|kind|apiVersion)\s*:", re.MULTILINE)
 
 
@@ -125,6 +126,8 @@ def _script_commands(
     text = re.sub(r"\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)", "0", text)  # arithmetic
     text = re.sub(r"\$\([^()]*\)", "", text)  # what another command prints
     notes = (f"conditions in {place} are taken as true",) if _CONDITION.search(text) else ()
+    if _LOOP.search(text):
+        notes = (*notes, f"loops in {place} are taken once")
     text = _ARRAY.sub(_line_of_array, _COMMENT.sub("", text))
     unread_arrays = _UNREAD_ARRAY.findall(text)
     for number, line in enumerate(text.splitlines(), 1):

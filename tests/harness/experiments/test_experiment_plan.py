@@ -202,6 +202,13 @@ def test_parameters_one_at_a_time_vary_each_beside_the_first_values():
     assert len(experiment.model_copy(update={"combinations": "all"}).plan().cells) == 6
 
 
+def test_version_whose_host_times_the_roofline_has_not_is_refused():
+    named = {"systems": "vllm", "rates": 1, "profile": "roofline", "server_version": "0.11"}
+    with pytest.raises(SloBenchError, match=r"1 ms of host, not the host times of vLLM 0\.11"):
+        placed(Experiment(**named).plan().cells[0].placement)
+    assert placed(Experiment(**named, host_s=0.002).plan().cells[0].placement)
+
+
 def test_host_link_and_prefill_overhead_lengthen_steps():
     """A slower host link makes swaps longer, a fixed time those iterations that prefill."""
     usual, slow = (

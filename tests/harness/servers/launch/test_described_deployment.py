@@ -202,9 +202,10 @@ def test_conditions_arguments_and_numbers_of_servers_of_scripts_are_named(tmp_pa
         'for k in 1 2; do\n  vllm serve Qwen/Qwen3-8B "${A[@]}" "$@" &\ndone\n'
         'vllm serve Qwen/Qwen3-8B "${A[@]}"\n'
     )
-    assert described(str(path)).lines[2:5] == (
+    assert described(str(path)).lines[2:6] == (
         "2 such servers are started",
         "conditions in start.sh are taken as true",
+        "loops in start.sh are taken once",
         "arguments of start.sh are taken as none",
     )
 
