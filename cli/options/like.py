@@ -27,7 +27,8 @@ def with_like(options: Given, searched: Collection[str] = ()) -> Given:
     read = {"tp": 1, **deployment.settings}  # a server's own default
     settings = {name: value for name, value in read.items() if name not in searched}
     is_launched = options.settings.get("backend", SIMULATED) in LAUNCHED
-    of_servers = [] if is_launched else [name for name in settings if name.startswith("server.")]
+    keeps = is_launched or "gpu" in searched  # by `plan`, which writes files that start servers
+    of_servers = [] if keeps else [name for name in settings if name.startswith("server.")]
     for name in of_servers:
         del settings[name]
     system = {} if "systems" in searched else {"systems": (deployment.system,)}

@@ -42,6 +42,7 @@ def test_options_beside_it_count_first(capsys):
 
 def test_what_a_command_chooses_itself_is_left_out(capsys):
     options = with_like(Given({}, like=COMMAND), searched=("tp", "gpu", "instances"))
+    assert options.settings["server.max_model_tokens"] == 4096  # for the files of the plan
     assert "tp" not in options.settings
     assert "chosen by this command: tp" in capsys.readouterr().err
     assert with_like(options) is options

@@ -68,7 +68,9 @@ def write_launch_files(
         SloBenchError: they cannot be written.
     """
     experiment = plan.experiment(requested, load.rate_rps)
-    kept = experiment.model_copy(update={"records": requested.records, "name": "plan"})
+    of_servers = type(experiment.server)()  # a simulation has no use for theirs
+    changed = {"records": requested.records, "name": "plan", "server": of_servers}
+    kept = experiment.model_copy(update=changed)
     files = {folder / "experiment.toml": kept.to_toml()}
     script = launch_script(requested, load, plan, prices)
     if script is not None:
@@ -115,8 +117,12 @@ def launch_script(
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
     if system.name == kind.name:
         words = [kind.command, '--host "$ADDRESS"', f"--port $(({PORT} + k))", *spread]
+        settings = {
+            **{f"{PARAMETER}{name}": value for name, value in plan.parameters.items()},
+            "server.max_model_tokens": requested.server.max_model_tokens,
+        }
         for flag in dict.fromkeys(flags_of(kind).values()):
-            value = plan.parameters.get(flag.setting.removeprefix(PARAMETER))
+            value = settings.get(flag.setting)
             if value is not None and flag.write is not None:
                 words += flag.write(value, {"dp": plan.offer.dp})
     else:

@@ -441,6 +441,17 @@ def planned():
     )
 
 
+def test_context_of_the_servers_is_in_their_files_and_not_in_the_experiment(tmp_path, planned):
+    asked, result = planned
+    servers = asked.server.model_copy(update={"max_model_tokens": 4096})
+    asked = asked.model_copy(update={"server": servers})
+    write_launch_files(tmp_path, asked, result.load, result.plans[0], result.prices)
+    for name in ("launch.sh", "command.sh", "kubernetes.yaml"):
+        words = (tmp_path / name).read_text().split()
+        assert "--max-model-len" in words, name
+    assert "max_model_tokens" not in (tmp_path / "experiment.toml").read_text()
+
+
 def test_launch_script_starts_each_instance_on_its_own_gpus(tmp_path, planned):
     asked, found = planned
     plan = found.plans[0]
