@@ -440,7 +440,7 @@ def typed_for(command: str) -> str:
         return shlex.join([*words, *shlex.split(ON_A_SERVER[verb])])
     for option in {*words} & {*BESIDE}:
         words += shlex.split(BESIDE[option])
-    if environment(command) == "regressors":
+    if words[1:3] == ["profile", "fit"] and "--like" in words:
         words += ["--degrees", "1"]
     if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
         return shlex.join(words)  # an experiment file says it all

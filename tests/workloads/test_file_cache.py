@@ -135,7 +135,6 @@ def test_functools_caches_hold_no_user_file():
         "predictors/power.py",
         "predictors/server_memory.py",
         "predictors/profiles/step_time_table.py",  # look-ups by a grid's values
-        "predictors/server_memory.py",
         "predictors/step_time.py",
         "reports/pages/document.py",
         "workloads/extras.py",  # what pip knows of the package
