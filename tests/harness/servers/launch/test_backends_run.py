@@ -182,6 +182,7 @@ def proposals(cell, tokens):
     return drafts, reached
 
 
+@pytest.mark.weekly
 def test_run_measures_n_gram_speculation(run, tiny_model, tmp_path):
     options = ["--sweep", "speculation=ngram:3", "--sweep", "block_size=32"]
     model = without_attention(tiny_model("vllm"), tmp_path / "repeats")
@@ -196,10 +197,12 @@ def test_run_measures_n_gram_speculation(run, tiny_model, tmp_path):
     assert 1 < settled.tokens_per_step <= 4
 
 
-WEEKLY_DRAFTS = [pytest.param(d, marks=pytest.mark.weekly) for d in ("another", "eagle", "eagle3")]
+WEEKLY_DRAFTS = [
+    pytest.param(draft, marks=pytest.mark.weekly) for draft in ("another", "eagle", "eagle3", "mtp")
+]
 
 
-@pytest.mark.parametrize("draft", ["the same model", *WEEKLY_DRAFTS, "mtp"])
+@pytest.mark.parametrize("draft", ["the same model", *WEEKLY_DRAFTS])
 def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draft):
     """Drafts of the model itself and of heads that are right by construction are accepted; those
     of other weights are not.
@@ -229,7 +232,9 @@ def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draf
         assert 3.7 < settled.tokens_per_step <= 4
 
 
-@pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
+@pytest.mark.parametrize(
+    ("backend", "block_size"), [("vllm", 32), pytest.param("sglang", 16, marks=pytest.mark.weekly)]
+)
 def test_run_row_has_counters_of_the_policy_in_the_server(run, backend, block_size):
     policy = f"{HERE / 'counts_long.py'}:CountsLong"
     ran = run(backend, "--system", policy, "--sweep", f"block_size={block_size}")

@@ -48,7 +48,8 @@ confirm = false
 )
 
 
-@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_tune_finds_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_path):
     installed(backend)
     option, crash, says = SPACES[backend]

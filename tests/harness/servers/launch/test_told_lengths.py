@@ -106,6 +106,7 @@ def test_servers_get_predicted_lengths_from_a_run(
     assert kinds == sorted(kinds)
 
 
+@pytest.mark.weekly
 def test_serve_predicts_lengths_and_learns_from_answers(
     started_serve, installed, tiny_model, lengths, tmp_path
 ):
