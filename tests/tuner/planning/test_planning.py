@@ -140,7 +140,8 @@ def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of, short_run
     here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, folder=tmp_path / "here"))
     with pool_of(2) as pool:
         options = PlanOptions(kinds=kinds, folder=tmp_path / "pool", pool=pool)
-        assert plan_cheapest(asked, wanted, options) == here
+        there = plan_cheapest(asked, wanted, options)
+        assert repr(there) == repr(here)  # a NaN from another process equals none
     written = [(tmp_path / name / "plan.jsonl").read_bytes() for name in ("here", "pool")]
     assert written[0] == written[1]
 

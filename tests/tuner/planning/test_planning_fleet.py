@@ -181,9 +181,8 @@ def test_plan_fleet_command_writes_the_files_of_each_pool(tmp_path, short_runs):
     assert row["gpu_hours_autoscaled"] == row["gpu_hours_fixed"] / 2
     assert row["usd_per_day_fixed"] == pytest.approx(24 * row["usd_per_hour"])
     assert {path.name for path in (tmp_path / "out" / "a").iterdir()} == {
-        "experiment.toml",
-        "launch.sh",
-        "plan.jsonl",
+        *("experiment.toml", "launch.sh", "plan.jsonl"),
+        *("command.sh", "compose.yaml", "kubernetes.yaml"),
     }
 
 
