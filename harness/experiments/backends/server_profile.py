@@ -167,7 +167,8 @@ def _settings(
         "seeds": 1,
         "slo": "e2e=1000",
         "records": "csv",
-        "server": {"step_log": True, "version": version},
+        "server_version": version,
+        "server": {"step_log": True},
     }
 
 
