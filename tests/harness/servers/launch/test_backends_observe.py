@@ -42,6 +42,7 @@ def test_observe_a_vllm_server_under_load(installed, tiny_model, started_serve, 
         while len(answered) < 6:
             over.wait(0.1)
         words = ["observe", server.url, "--model", model, "--slo", "ttft=5,tpot=1", "--json"]
+        words += ["--set", "max_num_seqs=256"]  # which its metrics do not tell
         done = CliRunner().invoke(
             app, [*words, "--duration", "40", "--interval", "0.8", "--out", str(out)]
         )
