@@ -135,13 +135,13 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
 @pytest.mark.slow
 def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of, short_runs):
     budget = {"vllm": {"max_num_batched_tokens": (512,)}}
-    asked = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
-    wanted, kinds = TargetLoad(4, plans=1), ("a100-80g",)
-    here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, folder=tmp_path / "here"))
+    requested = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
+    load, kinds = TargetLoad(4, plans=1), ("a100-80g",)
+    here = plan_cheapest(requested, load, PlanOptions(kinds=kinds, folder=tmp_path / "here"))
     with pool_of(2) as pool:
         options = PlanOptions(kinds=kinds, folder=tmp_path / "pool", pool=pool)
-        there = plan_cheapest(asked, wanted, options)
-        assert repr(there) == repr(here)  # a NaN from another process equals none
+        from_pool = plan_cheapest(requested, load, options)
+        assert repr(from_pool) == repr(here)  # a NaN from another process equals none
     written = [(tmp_path / name / "plan.jsonl").read_bytes() for name in ("here", "pool")]
     assert written[0] == written[1]
 
