@@ -77,8 +77,7 @@ class Lora:
             )
             return replace(step_times, model=slower)
         if type(model) is TableStepTime:
-            linear, sequences, decode, mixed, host = model.tables
-            longer = replace(host, step_s=host.step_s + read_s)
-            table = TableStepTime(linear, sequences, decode, mixed, longer, model.resident)
+            longer = replace(model.host, step_s=model.host.step_s + read_s)
+            table = TableStepTime(*model.tables._replace(host=longer), model.resident)
             return replace(step_times, model=table)
         raise SloBenchError("adapters go with neither speculation nor a device map; leave one out")

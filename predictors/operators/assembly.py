@@ -85,10 +85,10 @@ def simulated_server(profile: str | None, version: str | None) -> ServerVersion:
     """
     name, _, engine = (profile or "").partition(":")
     engine = engine if name == OPERATORS else ""
+    if engine and version and version[0].isdigit():
+        version = f"{engine}-{version}"
     server = ServerVersion.parse(version or engine or DEFAULT_ENGINE)
-    if engine and version and engine != server.engine:
-        if version[:1].isdigit():
-            return ServerVersion.parse(f"{engine}-{version}")
+    if engine and engine != server.engine:
         raise SloBenchError(
             f"profile names the engine {engine}, and server_version {server.engine}; leave one out"
         )

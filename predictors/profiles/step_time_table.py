@@ -112,7 +112,14 @@ class Line(NamedTuple):
     unsplit: bool
 
 
-Tables = tuple[Curve, Curve, DecodeGrid, MixedGrid, Host]
+class Tables(NamedTuple):
+    """What a `TableStepTime` looks up, in the order of its arguments."""
+
+    linear: Curve
+    per_sequence: Curve
+    decode: DecodeGrid
+    mixed: MixedGrid
+    host: Host
 
 
 class TableStepTime:
@@ -168,8 +175,8 @@ class TableStepTime:
 
     @property
     def tables(self) -> Tables:
-        """What the times are looked up in, in the order of the arguments."""
-        return self._linear, self._per_sequence, self._decode, self._mixed, self.host
+        """What the times are looked up in."""
+        return Tables(self._linear, self._per_sequence, self._decode, self._mixed, self.host)
 
     def step_s(
         self,

@@ -125,7 +125,8 @@ def _weights(spec: CellSpec, factor: float) -> World:
             compute_s=slower.compute_s,
             compute_s_per_token=slower.compute_s_per_token,
         )
-    linear, sequences, decode, mixed, host = _tables(spec, usual, "weights")
+    tables = _tables(spec, usual, "weights")
+    linear = tables.linear
     computed_s = linear.seconds[-1] / linear.counts[-1] * linear.counts
     read_s = linear.seconds[0]
     seconds = np.where(
@@ -133,9 +134,7 @@ def _weights(spec: CellSpec, factor: float) -> World:
         np.maximum(factor * linear.seconds, computed_s),
         np.maximum(linear.seconds, factor * read_s),
     )
-    changed = dataclasses.replace(linear, seconds=seconds)
-    timed = TableStepTime(changed, sequences, decode, mixed, host)
-    return dataclasses.replace(usual, step_time=timed)
+    return _with_tables(usual, tables._replace(linear=dataclasses.replace(linear, seconds=seconds)))
 
 
 def _attention(spec: CellSpec, factor: float) -> World:
@@ -144,31 +143,37 @@ def _attention(spec: CellSpec, factor: float) -> World:
         terms = ("decode_kv_s", "mixed_kv_s", "prefill_pair_s", "prefill_kv_s")
         scaled = {name: factor * getattr(usual.step_time, name) for name in terms}
         return _with_roofline(usual, **scaled)
-    linear, sequences, decode, mixed, host = _tables(spec, usual, "attention")
-    decode = dataclasses.replace(decode, seconds=factor * decode.seconds)
-    mixed = dataclasses.replace(mixed, seconds=factor * mixed.seconds)
-    changed = TableStepTime(linear, sequences, decode, mixed, host)
-    return dataclasses.replace(usual, step_time=changed)
+    tables = _tables(spec, usual, "attention")
+    decode = dataclasses.replace(tables.decode, seconds=factor * tables.decode.seconds)
+    mixed = dataclasses.replace(tables.mixed, seconds=factor * tables.mixed.seconds)
+    return _with_tables(usual, tables._replace(decode=decode, mixed=mixed))
 
 
 def _host(spec: CellSpec, factor: float) -> World:
-    """Host time of a step, 1 ms where the server hides its own behind the GPU's."""
+    """Host time of a step. Of a server that hides it behind the GPU's (0 s), a factor above 1 adds
+    as much as of the roofline's host, 1 ms by default.
+    """
     usual = world(spec)
     more_s = (factor - 1) * spec.placement.analytic_host_s
     if isinstance(usual.step_time, OperatorRoofline):
         memory_s, compute_s = usual.step_time.memory_s, usual.step_time.compute_s
         return _with_roofline(usual, memory_s=memory_s + more_s, compute_s=compute_s + more_s)
-    linear, sequences, decode, mixed, host = _tables(spec, usual, "host")
-    step_s = factor * host.step_s if host.step_s else max(0.0, more_s)
-    host = dataclasses.replace(host, step_s=step_s)
-    changed = TableStepTime(linear, sequences, decode, mixed, host)
-    return dataclasses.replace(usual, step_time=changed)
+    tables = _tables(spec, usual, "host")
+    step_s = tables.host.step_s
+    step_s = factor * step_s if step_s else max(0.0, more_s)
+    return _with_tables(
+        usual, tables._replace(host=dataclasses.replace(tables.host, step_s=step_s))
+    )
 
 
 def _with_roofline(usual: World, **terms: Any) -> World:
     model = usual.step_time
     assert isinstance(model, OperatorRoofline)
     return dataclasses.replace(usual, step_time=dataclasses.replace(model, **terms))
+
+
+def _with_tables(usual: World, tables: Tables) -> World:
+    return dataclasses.replace(usual, step_time=TableStepTime(*tables))
 
 
 def _tables(spec: CellSpec, usual: World, name: str) -> Tables:

@@ -24,6 +24,7 @@ from ..config.schema import ExperimentSchema
 
 GPUS_OF_A_HOST = 8
 PORT = 8000
+_HUB = "/huggingface"  # in a container: where models of the hub are kept
 _SIXTEEN_BIT = ("bf16", "fp16")
 _SETTINGS = (
     *("tp", "pp", "ep", "dp", "memory_share", "weight_dtype", "kv_dtype", "block_size"),
@@ -84,12 +85,17 @@ class ServedDeployment:
         return f"{program} {shlex.join(self.words)}".strip()
 
     @property
-    def _container_words(self) -> list[str]:
-        """The command line in a container, in words."""
+    def _container_program(self) -> list[str]:
+        """Program and model in a container, in words."""
         program = self.kind.command.replace('"$MODEL"', shlex.quote(self.model))
         words = shlex.split(program)
         words[0] = "python3" if words[0] == "python" else words[0]
-        return [*words, "--host", "0.0.0.0", "--port", str(PORT), *self.words]
+        return words
+
+    @property
+    def _container_options(self) -> list[str]:
+        """Options of the program in a container."""
+        return ["--host", "0.0.0.0", "--port", str(PORT), *self.words]
 
     @property
     def _image(self) -> str:
@@ -112,16 +118,14 @@ class ServedDeployment:
         for k in range(self.instances):
             ids = [str(gpu) for gpu in range(k * self.gpus, (k + 1) * self.gpus)]
             device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
-            words = self._container_words
-            program = len(words) - len(self.words) - 4
             services[f"{self.kind.name}-{k + 1}"] = {
                 "image": self._image,
-                "entrypoint": words[:program],
-                "command": words[program:],
+                "entrypoint": self._container_program,
+                "command": self._container_options,
                 "ports": [f"127.0.0.1:{PORT + k}:{PORT}"],
                 "ipc": "host",
-                "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
-                "volumes": ["${HF_HOME:-~/.cache/huggingface}:/root/.cache/huggingface"],
+                "environment": {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": _HUB},
+                "volumes": [f"${{HF_HOME:-~/.cache/huggingface}}:{_HUB}"],
                 "labels": {GPU_LABEL: self.gpu},
                 "deploy": {"resources": {"reservations": {"devices": [device]}}},
             }
@@ -137,7 +141,7 @@ class ServedDeployment:
         container = {
             "name": self.kind.name,
             "image": self._image,
-            "command": self._container_words,
+            "command": [*self._container_program, *self._container_options],
             "ports": [{"containerPort": PORT}],
             "readinessProbe": {
                 "httpGet": {"path": self.kind.health_path, "port": PORT},

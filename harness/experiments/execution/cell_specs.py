@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 # Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
 EXACT_REQUESTS = 1_000_000
-_OPERATORS_ONLY = "speculation takes step times from operators; leave profile out"
 
 
 class CellPart:
@@ -144,8 +143,6 @@ class PlacementSpec(CellPart):
         """
         server = self.server
         if self.profile == ROOFLINE:
-            if self.speculation is not None:
-                raise SloBenchError(_OPERATORS_ONLY)
             if self.server_version is not None and self.host_s is None:
                 raise SloBenchError(
                     f"roofline step times have {DEFAULT_HOST_S * 1e3:g} ms of host, not the host "
@@ -320,10 +317,10 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if spec.speculation is not None and (profile is not None or spec.profile == ROOFLINE):
+        raise SloBenchError("speculation takes step times from operators; leave profile out")
     if profile is None:
         timed = spec.step_time(placement)
-    elif spec.speculation is not None:
-        raise SloBenchError(_OPERATORS_ONLY)
     else:
         timed = _profiled(spec.profile, profile, placement, spec.host_s)
     timed = _with_overhead(timed, spec.prefill_overhead_s)

@@ -32,6 +32,8 @@ HUNG_AFTER_S = 10.0
 Say = Callable[[str], None]
 MECHANISMS = "slo_bench_gateway_mechanism_total"
 FAILURES = "slo_bench_gateway_failures_total"
+_UNREACHABLE, _LOST, _HUNG = "no connection", "lost", "hung"  # reasons of failures
+_GUILTY = "took a server down"
 
 
 class CheckOptions(TypedDict, total=False):
@@ -65,13 +67,12 @@ class CheckedServers(ABC):
         self.groups = (self,)
         self.upstreams = [Upstream(endpoint) for endpoint in endpoints]
         self.answers = [0] * len(endpoints)
-        self.losses = [0] * len(endpoints)
         self._up = set(range(len(endpoints)))
         self._placement = placement
         self._health = HttpRequest("GET", options.get("health_path", "/health"), [])
         self._say: Say = options.get("say") or (lambda line: None)
         self._hung_after_s = options.get("hung_after_s", HUNG_AFTER_S)
-        self._watches: set[asyncio.Task[None]] = set()
+        self._watches: dict[int, asyncio.Task[None]] = {}  # of each server, one at a time
         self._suspects = Suspects(len(endpoints))
         self.failures: Counter[tuple[int, str]] = Counter()  # by server and reason
 
@@ -103,11 +104,11 @@ class CheckedServers(ABC):
         """
         if not self._watches:
             for server in self._up:
-                self._begin(self._while_well(server))
+                self._watch(server, self._while_well(server))
         if self._suspects.guilty(request) and len(self.upstreams) > 1:
-            self.failures[index, "took a server down"] += 1
+            self.failures[index, _GUILTY] += 1
             refuse(reply, 502, "servers went down with this request; it is sent to no other")
-            return ConnectionLostError("took a server down")
+            return ConnectionLostError(_GUILTY)
         try:
             with self._suspects.at(index, request):
                 await self.upstreams[index].exchange(request, reply)
@@ -135,21 +136,21 @@ class CheckedServers(ABC):
         """Mark a server as down that refused or lost a connection, or hangs. If it is dead, one of
         the requests that were `present` may have been its end.
         """
-        reason = "no connection" if isinstance(why, UnreachableError) else "lost"
-        self.failures[index, "hung" if isinstance(why, HungError) else reason] += 1
-        if isinstance(why, ConnectionLostError):
-            self.losses[index] += 1
+        reason = _UNREACHABLE if isinstance(why, UnreachableError) else _LOST
+        self.failures[index, _HUNG if isinstance(why, HungError) else reason] += 1
         if index not in self._up:
             return
         self._up.discard(index)
         self._placement.leave(index)
         self._say(f"{self.url(index)} is down: {why}")
-        self._begin(self._until_well(index, present))
+        self._watch(index, self._until_well(index, present))
 
-    def _begin(self, watch: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(watch)
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+    def _watch(self, index: int, watch: Coroutine[None, None, None]) -> None:
+        """Begin a watch of a server, in place of the one before, which may begin this one."""
+        before = self._watches.get(index)
+        self._watches[index] = asyncio.get_running_loop().create_task(watch)
+        if before is not None and before is not asyncio.current_task():
+            before.cancel()
 
     async def _while_well(self, index: int) -> None:
         """Ask for the health of a server that is up, until it is down or hangs."""
@@ -184,7 +185,7 @@ class CheckedServers(ABC):
                 self._up.add(index)
                 self._placement.join(index)
                 self._say(f"{self.url(index)} is up again")
-                self._begin(self._while_well(index))
+                self._watch(index, self._while_well(index))
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -193,7 +194,8 @@ class CheckedServers(ABC):
         yield "slo_bench_gateway_up", labels, int(index in self._up)
         yield "slo_bench_gateway_in_flight", labels, in_flight
         yield "slo_bench_gateway_answers_total", labels, self.answers[index]
-        yield "slo_bench_gateway_losses_total", labels, self.losses[index]
+        losses = sum(self.failures[index, reason] for reason in (_LOST, _HUNG))
+        yield "slo_bench_gateway_losses_total", labels, losses
         for (server, reason), count in sorted(self.failures.items()):
             if server == index:
                 names = {"instance": self.url(index), "role": self.role, "reason": reason}
@@ -205,7 +207,7 @@ class CheckedServers(ABC):
 
     def close(self) -> None:
         """Stop the health checks and close the connections to all servers."""
-        for watch in self._watches:
+        for watch in self._watches.values():
             watch.cancel()
         for upstream in self.upstreams:
             upstream.close()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ..http.http_server import HttpRequest
 
 _MOST_REMEMBERED = 1000
-_GUILTY = 2  # deaths at which a request stood with others; one where it stood alone
+_GUILTY = 2  # deaths among others; one death alone counts as many
 
 
 class Suspects:

@@ -62,7 +62,7 @@ COMPOSE_SERVICE = {
     "command": [str],
     "ports": [r"^127\.0\.0\.1:\d+:\d+$"],
     "ipc": "^host$",
-    "environment": {"HF_TOKEN": str},
+    "environment": {"HF_TOKEN": str, "HF_HOME": str},
     "volumes": [str],
     "labels": {"slo-bench.gpu": str},
     "deploy": {

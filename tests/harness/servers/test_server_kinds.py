@@ -17,6 +17,7 @@ import pytest
 import slo_bench
 from slo_bench.harness.servers import server_kinds as registry
 from slo_bench.harness.servers.server_kinds import LAUNCHED, SERVERS, server_kind, servers_with
+from slo_bench.predictors.operators.server_version import NEWEST
 from slo_bench.workloads.errors import SloBenchError
 
 ROOT = Path(slo_bench.__file__).parent
@@ -55,6 +56,11 @@ def test_files_that_name_a_server_are_its_rooms_and_few_others():
     elsewhere = {path for path in named if not path.startswith(OF_SERVERS)}
     assert elsewhere == set(ALLOWED) | SYSTEMS_BY_DEFAULT
     assert len(ALLOWED) <= 6
+
+
+def test_simulated_servers_are_of_the_versions_that_are_installed():
+    for name in LAUNCHED:
+        assert server_kind(name).builds["cuda"].version.startswith(NEWEST[name])
 
 
 def test_modules_that_kinds_name_are_there():

@@ -443,10 +443,10 @@ def planned():
 
 
 def test_context_of_the_servers_is_in_their_files_and_not_in_the_experiment(tmp_path, planned):
-    asked, result = planned
-    servers = asked.server.model_copy(update={"max_model_tokens": 4096})
-    asked = asked.model_copy(update={"server": servers})
-    write_launch_files(tmp_path, asked, result.load, result.plans[0], result.prices)
+    experiment, result = planned
+    servers = experiment.server.model_copy(update={"max_model_tokens": 4096})
+    requested = experiment.model_copy(update={"server": servers})
+    write_launch_files(tmp_path, requested, result.load, result.plans[0], result.prices)
     for name in ("launch.sh", "command.sh", "kubernetes.yaml"):
         words = (tmp_path / name).read_text().split()
         assert "--max-model-len" in words, name

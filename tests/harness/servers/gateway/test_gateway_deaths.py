@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.servers.gateway import GatewayPlan, serving
+from slo_bench.harness.servers.gateway.instances import RoutedServerGroup
+from slo_bench.harness.servers.gateway.replies import CollectedReply
 from slo_bench.harness.servers.gateway.suspects import Suspects
 from slo_bench.harness.servers.http.http_server import HttpRequest
 
@@ -121,6 +124,34 @@ def test_a_request_that_was_read_is_not_sent_again(mortals, router, warm):
         assert post(url, "DROP")[0] == 502
         assert reached(mortals, "DROP") == 1
         assert 'reason="lost"} 1' in metrics(url)
+
+
+def test_a_server_that_drops_connections_again_and_again_has_one_watch():
+    [server] = servers = [Mortal()]
+
+    async def drop_often() -> int:
+        loop_tasks = asyncio.all_tasks()
+        well = asyncio.Event()
+
+        def say(line: str) -> None:
+            if line.endswith("up again"):
+                well.set()
+
+        group = RoutedServerGroup([Endpoint.parse(server.url)], "round-robin", say=say)
+        for number in range(5):
+            reply = CollectedReply()
+            await group.work(HttpRequest("POST", "/x", [], b"DROP %d" % number), reply)
+            assert reply.status == 502
+            await well.wait()
+            well.clear()
+        await asyncio.sleep(0)  # for those that were cancelled
+        watches = len(asyncio.all_tasks() - loop_tasks)
+        group.close()
+        return watches
+
+    assert asyncio.run(drop_often()) == 1
+    assert reached(servers, "DROP") == 5
+    server.die()
 
 
 @pytest.mark.parametrize("router", ROUTERS)
