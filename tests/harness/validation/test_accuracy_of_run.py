@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slo_bench.cli.options.experiment_options import DEFAULT_SUITE
 from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
+from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.validation.accuracy.measurement import Skipped
 from slo_bench.harness.validation.accuracy.predict import ENGINES, _server, step_times
 from slo_bench.harness.validation.accuracy.readers import read_folder
@@ -55,3 +57,7 @@ def test_run_takes_the_step_times_whose_accuracy_is_published(key):
     )
     for step in STEPS:
         assert run.step_time.model.step_s(*step) == published.model.step_s(*step)
+
+
+def test_the_first_command_takes_the_default_step_times():
+    assert Experiment.suite(DEFAULT_SUITE).profile == (None,)
