@@ -19,12 +19,12 @@ from .targets import (
     ADD,
     ALLOCATABLE,
     DECODE,
-    DEFER,
     ENQUEUE,
     HOOKS,
     MEMORY,
     NEXT_BATCH,
     ORDER,
+    PREFILL,
     RESULT,
     RUN,
     STARTED,
@@ -57,7 +57,7 @@ def register() -> None:
         STARTED: hooks.started,
         ENQUEUE: hooks.enqueue,
         NEXT_BATCH: hooks.next_batch,
-        DEFER: hooks.defer,
+        PREFILL: hooks.prefill,
         DECODE: hooks.decode,
         ADD: hooks.add,
         MEMORY: hooks.memory,
@@ -171,11 +171,14 @@ class _Hooks:
         self._decider.planned()
         return plan
 
-    def defer(
+    def prefill(
         self, original: Any, scheduler: Any, running_batch: Any, *args: Any, **kw: Any
     ) -> Any:
-        waits = self._decider.prefill_waits(running_batch)
-        return waits or original(scheduler, running_batch, *args, **kw)
+        if self._decider.prefill_waits(running_batch):
+            from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        return original(scheduler, running_batch, *args, **kw)
 
     def add(self, original: Any, adder: Any, req: Any, *args: Any, **kw: Any) -> Any:
         if not self._decider.may_enter(adder, req):

@@ -16,7 +16,7 @@ _MANAGERS = "sglang.srt.managers"
 STARTED = f"{_SCHEDULER}.__init__"
 ENQUEUE = f"{_SCHEDULER}._add_request_to_queue"
 NEXT_BATCH = f"{_SCHEDULER}.get_next_batch_to_run"
-DEFER = f"{_SCHEDULER}._should_defer_prefill"
+PREFILL = f"{_SCHEDULER}.get_new_batch_prefill"
 DECODE = f"{_SCHEDULER}.update_running_batch"
 ALLOCATABLE = f"{_SCHEDULER}.get_num_allocatable_reqs"
 RUN = f"{_SCHEDULER}.run_batch"
@@ -32,7 +32,7 @@ _HOOKED: dict[str, tuple[str, ...]] = {
     STARTED: ("self", "server_args"),
     ENQUEUE: ("self", "req", "is_retracted"),
     NEXT_BATCH: ("self", "running_batch", "last_batch"),
-    DEFER: ("self", "running_batch"),
+    PREFILL: ("self", "running_batch"),
     DECODE: ("self", "batch"),
     ALLOCATABLE: ("self", "running_bs"),
     RUN: ("self", "batch"),
@@ -47,6 +47,7 @@ _CALLED: dict[str, tuple[str, ...]] = {
     f"{_MANAGERS}.scheduler._make_abort_req": ("req", "finished_reason"),
     f"{_MANAGERS}.schedule_batch.Req.finished": ("self",),
     f"{_MANAGERS}.schedule_policy.AddReqResult.NO_TOKEN": (),
+    f"{_MANAGERS}.schedule_batch.NextBatchPlan": ("batch_to_run", "running_batch"),
     f"{_BATCH}.new_tokens_required_next_decode": ("self", "selected_indices"),
     f"{_MANAGERS}.utils.is_health_check_generate_req": ("recv_req",),
     "sglang.srt.mem_cache.common.match_kv_cache": ("req", "tree_cache"),
