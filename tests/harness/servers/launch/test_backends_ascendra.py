@@ -68,6 +68,7 @@ def events(path: Path, kind: str) -> list[dict]:
     return [line for line in lines if line["event"] == kind]
 
 
+@pytest.mark.weekly
 def test_ascendra_tickets_and_offload_before_real_servers(
     started_serve, installed, tiny_model, tmp_path
 ):

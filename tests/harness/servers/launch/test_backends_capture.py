@@ -65,6 +65,7 @@ def talk(url: str, rng: random.Random) -> None:
         post(url, "/v1/completions", body)
 
 
+@pytest.mark.weekly
 def test_captured_session_replays_with_its_lengths_and_hit_rate(
     installed, tiny_model, started_serve, tmp_path
 ):

@@ -71,6 +71,7 @@ def serve(started_serve, installed, tiny_model):
     return up
 
 
+@pytest.mark.weekly
 def test_vllm_bench_drives_two_instances_as_one(serve, installed, tiny_model, tmp_path):
     n, tokens = 24, 8
     with serve("vllm", "--instances", "2", "--server-arg=--max-model-len=512") as up:
@@ -171,6 +172,7 @@ def test_split_servers_answer_as_one_and_decode_transferred_kv(
         assert len(kept) < 8  # what was loaded does not stay
 
 
+@pytest.mark.weekly
 def test_run_measures_split_servers(installed, tiny_model, tmp_path):
     installed("vllm")
     trace = tmp_path / "trace.csv"

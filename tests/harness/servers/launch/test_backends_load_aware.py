@@ -31,6 +31,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.weekly
 def test_load_aware_chooses_the_server_with_less_kv_in_use(started_serve, installed, tiny_model):
     installed("vllm")
     words = ["vllm", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name", "tiny"]

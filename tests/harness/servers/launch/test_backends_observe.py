@@ -27,6 +27,7 @@ def send(url, answered, over):
         answered.append(1)
 
 
+@pytest.mark.weekly
 def test_observe_a_vllm_server_under_load(installed, tiny_model, started_serve, tmp_path):
     installed("vllm")
     model = str(tiny_model("vllm"))

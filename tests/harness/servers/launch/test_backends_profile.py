@@ -12,7 +12,8 @@ from slo_bench.predictors.profiles.profile_format import read_profile
 pytestmark = pytest.mark.backends
 
 
-@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_profile_run_of_a_server_can_be_simulated(backend, installed, tmp_path):
     installed(backend)
     # Answers are in proportion to the context.

@@ -72,6 +72,7 @@ def test_run_measures_stock_and_patched_servers(run):
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
 
 
+@pytest.mark.weekly
 def test_run_serves_adapters_beside_the_model(run, installed, tiny_model, tmp_path):
     adapters = {name: tmp_path / name for name in ("ada", "bob")}
     for seed, folder in enumerate(adapters.values()):
@@ -197,12 +198,8 @@ def test_run_measures_n_gram_speculation(run, tiny_model, tmp_path):
     assert 1 < settled.tokens_per_step <= 4
 
 
-WEEKLY_DRAFTS = [
-    pytest.param(draft, marks=pytest.mark.weekly) for draft in ("another", "eagle", "eagle3", "mtp")
-]
-
-
-@pytest.mark.parametrize("draft", ["the same model", *WEEKLY_DRAFTS])
+@pytest.mark.weekly
+@pytest.mark.parametrize("draft", ["the same model", "another", "eagle", "eagle3", "mtp"])
 def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draft):
     """Drafts of the model itself and of heads that are right by construction are accepted; those
     of other weights are not.
@@ -232,9 +229,8 @@ def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draf
         assert 3.7 < settled.tokens_per_step <= 4
 
 
-@pytest.mark.parametrize(
-    ("backend", "block_size"), [("vllm", 32), pytest.param("sglang", 16, marks=pytest.mark.weekly)]
-)
+@pytest.mark.weekly
+@pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
 def test_run_row_has_counters_of_the_policy_in_the_server(run, backend, block_size):
     policy = f"{HERE / 'counts_long.py'}:CountsLong"
     ran = run(backend, "--system", policy, "--sweep", f"block_size={block_size}")

@@ -17,7 +17,8 @@ CACHED_TOKENS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-c
 TURNS = ((2 * BLOCK, -1), (5 * BLOCK, 0), (8 * BLOCK, 1))
 
 
-@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_follow_up_prompt_hits_the_cached_answer(backend, installed, tiny_model, tmp_path):
     installed(backend)
     trace = tmp_path / "trace.csv"

@@ -57,7 +57,8 @@ def lengths(tmp_path_factory):
     return folder / "made"
 
 
-@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_servers_get_predicted_lengths_from_a_run(
     installed, tiny_model, lengths, tmp_path, backend
 ):
