@@ -148,3 +148,23 @@ def test_prompts_of_anthropic_have_the_tokens_from_the_cache(tmp_path):
     trace = read(stored(tmp_path, text, "log.jsonl"))
     assert trace.workload.prompt_tokens.tolist() == [517, 10]
     assert any("usage.cache_read_input_tokens" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "gaps"),
+    [("interarrival_s", "7,1.5,0.25"), ("InterArrivalTimeMs", "7000,1500,250")],
+)
+def test_times_since_the_request_before_are_summed_to_arrivals(tmp_path, name, gaps):
+    rows = [f"{gap},{10 + k},20" for k, gap in enumerate(gaps.split(","))]
+    path = stored(tmp_path, "\n".join([f"{name},prompt_tokens,output_tokens", *rows]) + "\n")
+    trace = read(path)
+    assert trace.workload.arrival_s.tolist() == [0, 1.5, 1.75]
+    assert trace.has_arrivals
+    assert any(f"the sum of {name}" in note for note in trace.notes)
+    assert not any("not used" in note for note in trace.notes)
+
+
+def test_negative_times_since_the_request_before_are_refused_with_their_line(tmp_path):
+    path = stored(tmp_path, "interarrival_s,prompt_tokens,output_tokens\n0,10,20\n-1,11,20\n")
+    with pytest.raises(FileFormatError, match="from 0 on but is .-1.*line 3"):
+        read(path)

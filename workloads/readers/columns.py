@@ -44,6 +44,10 @@ _NAMES = {
     "response_tokens token_size output_size output_length completion_length "
     "response_length output_len completion_len",
 }
+# Seconds since the request before, where no column tells moments.
+_GAPS = {"interarrival", "inter_arrival", "arrival_gap", "time_delta"} | {
+    *("interarrival_time", "inter_arrival_time", "interarrival_gap"),
+}
 # Anthropic's usage counts these beside its `input_tokens`.
 _BESIDE_INPUT = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _SYNONYMS = {role: (role, *names.split()) for role, names in _NAMES.items()}
@@ -178,6 +182,14 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
             notes.append(f"{role} is read from {source}{unit and f' ({unit})'}")
         columns[role] = cells
     if ARRIVAL not in columns and ARRIVAL not in mapping:
+        if (gap := _gap(columns)) is not None:
+            seconds = table.floats(gap.name) / UNITS[gap.unit]
+            columns[ARRIVAL] = list(np.cumsum(seconds) - seconds[0])
+            note = f"{ARRIVAL} is the sum of {gap.name} ({gap.unit} since the request before)"
+            del columns[gap.name]
+            return replace(
+                table, columns=columns, unread=(*table.unread, *left_out), notes=(*notes, note)
+            )
         for name in table.columns:
             parts = {*words(name).split("_")}
             if parts & _OF_TIME and not parts & _NOT_OF_ARRIVAL:
@@ -190,6 +202,15 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
                 )
     unread = (*table.unread, *left_out)
     return replace(table, columns=columns, unread=unread, notes=tuple(notes))
+
+
+def _gap(names: Iterable[str]) -> Column | None:
+    """The column of times since the request before, by its name; None if there is none."""
+    for name in names:
+        head, unit = _unit(words(name))
+        if head in _GAPS:
+            return Column(name, unit or "s")
+    return None
 
 
 def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:

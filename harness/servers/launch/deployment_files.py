@@ -15,6 +15,7 @@ from typing import Any
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.input_files import check_input
 from ..server_kinds import LAUNCHED, server_kind
+from .pods import as_deployment
 from .server_kind import ServerKind
 
 GPU_LABEL = "slo-bench.gpu"  # what our manifests say of the GPU, as the catalogue names it
@@ -285,9 +286,9 @@ def _object_commands(document: Any, path: Path) -> Iterator[WrittenCommand]:
     document = _mapping(document)
     name = _mapping(document.get("metadata")).get("name", "?")
     place = f"{path.name}, {document.get('kind')} {name}"
-    spec = _mapping(document.get("spec"))
+    spec = _mapping(as_deployment(document, place).get("spec"))
     replicas = _whole(spec.get("replicas", 1), place)
-    template = document if document.get("kind") == "Pod" else _mapping(spec.get("template"))
+    template = _mapping(spec.get("template"))
     pod = _mapping(template.get("spec"))
     labels = {
         **_mapping(pod.get("nodeSelector")),

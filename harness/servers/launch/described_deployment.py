@@ -26,6 +26,17 @@ _FORMAT_OF = {end: dtype for dtype, ends in _FORMATS.items() for end in ends}
 _TUNED = re.compile(r"-(?:instruct|chat|it|hf|base|\d{4})$")
 _CONFIG = "--config"  # vLLM's: options in a YAML file
 
+# Options of a server's address, names, files, logs and parsing of answers.
+_NO_PART = {
+    *("host", "port", "root-path", "api-key", "api-keys", "uds", "fastapi-root-path"),
+    *("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "allowed-origins", "served-model-name"),
+    *("trust-remote-code", "download-dir", "load-format", "tokenizer", "tokenizer-mode", "seed"),
+    *("revision", "tokenizer-revision", "chat-template", "tool-call-parser", "reasoning-parser"),
+    *("enable-auto-tool-choice", "uvicorn-log-level", "log-level", "log-requests", "random-seed"),
+    *("disable-log-requests", "disable-log-stats", "enable-metrics", "disable-uvicorn-access-log"),
+    *("chat-template-content-format", "generation-config", "enable-log-requests", "model-impl"),
+}
+
 
 @dataclass(frozen=True)
 class DescribedDeployment:
@@ -90,8 +101,11 @@ def described(text: str, *, has_model: bool = False) -> DescribedDeployment:
         if setting.startswith(PARAMETER)
     }
     unused = dict.fromkeys(name for read in reads for name in read.unused)
-    if unused:
-        lines.append(f"not simulated: {', '.join(unused)}")
+    no_part = [name for name in unused if name.lstrip("-").replace("_", "-") in _NO_PART]
+    if no_part:
+        lines.append(f"no part in a simulation: {', '.join(no_part)}")
+    if ignored := [name for name in unused if name not in no_part]:
+        lines.append(f"not simulated: {', '.join(ignored)}")
     values = {**settings, **parameters}
     shown = ", ".join(f"{name}={value}" for name, value in values.items())
     head = f"read as {kind.name}" + (f": {shown}" if shown else "")

@@ -255,9 +255,9 @@ def test_what_has_no_meaning_is_named():
     )
     assert deployment.settings == {"model": "llama-3.1-8b", "weight_dtype": "fp8"}
     assert "secret" not in " ".join(deployment.lines)
-    assert deployment.lines[-1] == (
-        "not simulated: --host, --api-key, --enforce-eager, "
-        "--quantization awq, --enable-prefix-caching"
+    assert deployment.lines[-2:] == (
+        "no part in a simulation: --host, --api-key",
+        "not simulated: --enforce-eager, --quantization awq, --enable-prefix-caching",
     )
 
 
