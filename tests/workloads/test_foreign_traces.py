@@ -166,5 +166,5 @@ def test_times_since_the_request_before_are_summed_to_arrivals(tmp_path, name, g
 
 def test_negative_times_since_the_request_before_are_refused_with_their_line(tmp_path):
     path = stored(tmp_path, "interarrival_s,prompt_tokens,output_tokens\n0,10,20\n-1,11,20\n")
-    with pytest.raises(FileFormatError, match="from 0 on but is .-1.*line 3"):
+    with pytest.raises(FileFormatError, match=r"from 0 on but is .-1.*line 3"):
         read(path)
