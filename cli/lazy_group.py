@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections import UserDict
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from .options.parameters import epilog
@@ -59,3 +61,29 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = LazyCommands(dict.fromkeys(self.names))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with each command's text, and import none of them."""
+        commands = self.commands
+        self.commands = {name: TyperCommand(name, help=help_text(name)) for name in self.names}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = commands
+
+
+def help_text(name: str) -> str:
+    """The help of a command of `slo_bench.cli.commands`, read from its module's source."""
+    module_name = name.replace("-", "_")
+    source = Path(__file__).parent / "commands" / f"{module_name}.py"
+    texts: dict[str, str] = {}
+    for node in ast.parse(source.read_text("utf-8")).body:
+        match node:
+            case ast.FunctionDef(name=function):
+                texts[function] = ast.get_docstring(node) or ""
+            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Name(id=function)):
+                return texts[function]
+            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=keywords)):
+                [text] = [ast.literal_eval(k.value) for k in keywords if k.arg == "help"]
+                return str(text)
+    return texts[module_name]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
 from typer.main import get_command
 
+from slo_bench.cli.lazy_group import LazyCommands, help_text
 from slo_bench.cli.main import app
 from slo_bench.cli.short_help import ShortHelp
 from slo_bench.harness.results.metrics import objectives
@@ -79,3 +81,8 @@ def test_help_of_metric_names_every_figure_that_it_takes(name, metrics):
     for figure in metrics:
         family, _, kind = figure.partition("_")
         assert figure in words or {f"{family}_", kind} <= words, figure
+
+
+@pytest.mark.parametrize("name", CLI.commands)
+def test_text_of_each_command_in_the_list_is_that_of_the_command(name):
+    assert inspect.cleandoc(LazyCommands({name: None})[name].help) == help_text(name)
