@@ -112,7 +112,6 @@ def serve(
     import contextlib
     import signal
 
-    from ...harness.load_generator.http.http_options import environment_variable
     from ...harness.load_generator.machine import core_share, cores
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
@@ -123,6 +122,7 @@ def serve(
     from ...harness.servers.launch.serve_settings import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
+    from ...workloads.masking import environment_variable
     from ..output.serving import serving_display
     from .serve_until_stopped import (
         before,

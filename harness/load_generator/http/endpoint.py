@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import ssl
 
 _LOCAL = "localhost"  # name of a server on a Unix socket
+_SECRET = re.compile(  # in a query
+    r"(?:^|&)([^=&]*(?:key|token|secret|passw|signature)[^=&]*)=.", re.IGNORECASE
+)
 _VERSION = re.compile(r"v\d\w*")  # a segment of a path: v1, v3, v1beta
 _API_PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
 
@@ -55,7 +58,7 @@ class Endpoint:
         paths; after another one, and without one, comes `/v1`.
 
         Raises:
-            SloBenchError: the address is malformed or contains a password.
+            SloBenchError: the address is malformed or contains a password or key.
         """
         text, socket = _without_socket(url)
         problem = f"{_without_password(url)!r} should look like http://127.0.0.1:8000"
@@ -68,6 +71,12 @@ class Endpoint:
             raise SloBenchError(
                 f"{problem}: leave the credentials out; --api-key-env names a variable with a key, "
                 "and --header 'authorization=Basic $VARIABLE' sends others"
+            )
+        if secret := _SECRET.search(parts.query):
+            raise SloBenchError(
+                f"{parts.scheme}://{parts.hostname}: run folders keep addresses, and "
+                f"{secret[1]} in this one looks like a secret: --header '{secret[1]}=$VARIABLE' "
+                "sends one that is kept nowhere"
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SloBenchError(problem)
