@@ -13,7 +13,7 @@ from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
 from ..options.names import listed
-from ..options.parameters import BACKEND, MODEL, argument, option
+from ..options.parameters import BACKEND, MODEL, allow_host, argument, option
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model models/tiny --instances 2 --router prefix-aware",
@@ -100,6 +100,7 @@ def serve(
         "Environment variable with the API key that clients must send (authorization: Bearer "
         "KEY). Default: no key; only this machine reaches the address.",
     ),
+    names: list[str] | None = allow_host(),
     step_log: Path | None = option(
         "FILE", "File for one JSON line per iteration (batch, duration)."
     ),
@@ -139,8 +140,12 @@ def serve(
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
     api_key = None if api_key_env is None else environment_variable(api_key_env)
-    guarded = api_key is not None or bool(limits.settings)
-    access: dict[str, Any] = {"api_key": api_key, "limits": limits_of(limits.settings)}
+    guarded = api_key is not None or bool(limits.settings) or bool(names)
+    access: dict[str, Any] = {
+        "api_key": api_key,
+        "limits": limits_of(limits.settings),
+        "names": tuple(names or ()),
+    }
     settings = server_options.settings
     instances, router = settings.get("instances", 1), settings.get("router")
     length_predictor, embedder = settings.get("length_predictor"), settings.get("embedder")

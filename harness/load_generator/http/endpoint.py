@@ -149,6 +149,15 @@ class Endpoint:
         return context
 
 
+def is_address(host: str) -> bool:
+    """Return True for the number of an address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach `host`."""
     try:
