@@ -197,6 +197,7 @@ def serve(
         transfer=transfer_of(server_options.value("server.kv_transfer")),
         kvcached=server_options.value("server.kvcached"),
         device_map=placed,
+        private=api_key is not None,
         # Without a key only clients on this machine reach it: they need a core of their own.
         cores=() if api_key is not None else core_share().server,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -36,6 +36,7 @@ class Endpoint:
         socket: path of a Unix socket in place of host and port.
         ca_file: certificates of authorities that are trusted; empty: those of the system.
         insecure: any certificate will do.
+        api_key: key of the server that a gateway sends, in place of its clients'.
     """
 
     host: str
@@ -48,6 +49,7 @@ class Endpoint:
     socket: str = ""
     ca_file: str = ""
     insecure: bool = False
+    api_key: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
