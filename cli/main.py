@@ -13,6 +13,7 @@ import typer
 from ..workloads.errors import SloBenchError
 from ..workloads.extras import import_failure
 from ..workloads.input_files import SIZE_VARIABLE, parse_size
+from ..workloads.masking import register_user_info
 from ..workloads.trust import asking
 from .interrupts import leave, struck
 from .lazy_group import LazyGroup
@@ -107,6 +108,7 @@ def main() -> None:
     try:
         _check_surroundings()
         for word in sys.argv[1:]:
+            register_user_info(word)
             if word.partition("=")[0] in _OLD:
                 raise SloBenchError(f"there is no {word}: {_OLD[word.partition('=')[0]]}")
         with asking(consent, named_code(sys.argv[1:])):

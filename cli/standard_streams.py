@@ -11,6 +11,8 @@ import sys
 import unicodedata
 from typing import Any
 
+from ..workloads.masking import masked
+
 _PLAIN = {"–": "-", "—": "-", "…": "...", "≥": ">=", "≤": "<=", "×": "x", "·": "-", "µ": "u",
           "→": "->", "±": "+-", "−": "-", "’": "'", "“": '"', "”": '"', "\xa0": " "}  # fmt: skip
 
@@ -50,7 +52,15 @@ def _narrow() -> None:
 def _text(raw: io.FileIO, encoding: str) -> io.TextIOWrapper:
     buffered = io.BufferedWriter(raw)
     lines = raw.isatty() or raw.fileno() == 2
-    return io.TextIOWrapper(buffered, encoding, errors="plain", line_buffering=lines)
+    return _Masked(buffered, encoding, errors="plain", line_buffering=lines)
+
+
+class _Masked(io.TextIOWrapper):
+    """A stream that shows no secret: the last look at what is printed."""
+
+    def write(self, text: str, /) -> int:
+        super().write(masked(text))
+        return len(text)
 
 
 class _Output(io.FileIO):

@@ -18,6 +18,7 @@ from markupsafe import escape
 
 from ..harness.results.run_folder import CAPACITY_FILE, CELLS, PLANNED, TUNED
 from ..harness.servers.http import http_server
+from ..harness.servers.http.allowed_hosts import AllowedHosts
 from ..harness.servers.http.prometheus import CONTENT_TYPE, Sample, exposition, labels
 from ..workloads.errors import SloBenchError
 from ..workloads.parsing import parse_json
@@ -117,15 +118,18 @@ class LiveReport:
 
 
 @contextlib.contextmanager
-def live_report(folder: Path, *, port: int = 0) -> Iterator[str]:
-    """Serve a folder's report on this machine and yield its address, until the block ends.
+def live_report(folder: Path, *, port: int = 0, names: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve a folder's report on this machine and yield its address, until the block ends. It has
+    the `names` besides those of this machine.
 
     Raises:
         SloBenchError: the port is taken.
     """
 
     async def run(ready: http_server.Ready) -> None:
-        await http_server.serve(LiveReport(folder).answer, port=port, ready=ready)
+        clients = http_server.Clients(hosts=AllowedHosts("127.0.0.1", names))
+        handler = LiveReport(folder).answer
+        await http_server.serve(handler, port=port, clients=clients, ready=ready)
 
     with http_server.in_thread("live report", run) as served:
         yield served.url

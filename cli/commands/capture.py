@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.parameters import OUT, argument, flag, option
+from ..options.parameters import OUT, allow_host, argument, flag, option
 
 if TYPE_CHECKING:
     from ...harness.servers.gateway.captured_rows import CaptureFile
@@ -35,6 +35,7 @@ def capture(
         "Address to listen at; at others than this machine's, everybody there reaches the server.",
         default="127.0.0.1",
     ),
+    names: list[str] | None = allow_host(),
     duration: float | None = option("S", "Time to capture. Default: until Ctrl-C.", min=0.1),
     block_size: int = option(
         "N", "Tokens in a block of a prompt that is hashed: 16 or 512, say.", default=16, min=1
@@ -74,7 +75,8 @@ def capture(
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     file = CaptureFile(out, blocks, share=share)
     try:
-        with capturing(endpoint, file, host=host, port=port) as address:
+        allowed = tuple(names or ())
+        with capturing(endpoint, file, host=host, port=port, names=allowed) as address:
             typer.echo(f"{address}{endpoint.version}")
             if not is_loopback(host):
                 say(f"everybody who reaches {host} reaches {endpoint.url} through it")

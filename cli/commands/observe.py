@@ -170,14 +170,9 @@ def _labels(only: Sequence[str]) -> dict[str, str]:
 
 
 def _headers(variable: str | None) -> dict[str, str]:
-    import os
+    from ...workloads.masking import environment_variable
 
-    if variable is None:
-        return {}
-    key = os.environ.get(variable)
-    if not key:
-        raise SloBenchError(f"the environment variable {variable} of --api-key-env is not set")
-    return {"authorization": f"Bearer {key}"}
+    return {} if variable is None else {"authorization": f"Bearer {environment_variable(variable)}"}
 
 
 def _watched(

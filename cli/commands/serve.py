@@ -13,7 +13,7 @@ from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
 from ..options.names import listed
-from ..options.parameters import BACKEND, MODEL, argument, option
+from ..options.parameters import BACKEND, MODEL, allow_host, argument, option
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model models/tiny --instances 2 --router prefix-aware",
@@ -100,6 +100,7 @@ def serve(
         "Environment variable with the API key that clients must send (authorization: Bearer "
         "KEY). Default: no key; only this machine reaches the address.",
     ),
+    names: list[str] | None = allow_host(),
     step_log: Path | None = option(
         "FILE", "File for one JSON line per iteration (batch, duration)."
     ),
@@ -112,7 +113,6 @@ def serve(
     import contextlib
     import signal
 
-    from ...harness.load_generator.http.http_options import environment_variable
     from ...harness.load_generator.machine import core_share, cores
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
@@ -123,6 +123,7 @@ def serve(
     from ...harness.servers.launch.serve_settings import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
+    from ...workloads.masking import environment_variable
     from ..output.serving import serving_display
     from .serve_until_stopped import (
         before,
@@ -139,8 +140,12 @@ def serve(
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
     api_key = None if api_key_env is None else environment_variable(api_key_env)
-    guarded = api_key is not None or bool(limits.settings)
-    access: dict[str, Any] = {"api_key": api_key, "limits": limits_of(limits.settings)}
+    guarded = api_key is not None or bool(limits.settings) or bool(names)
+    access: dict[str, Any] = {
+        "api_key": api_key,
+        "limits": limits_of(limits.settings),
+        "names": tuple(names or ()),
+    }
     settings = server_options.settings
     instances, router = settings.get("instances", 1), settings.get("router")
     length_predictor, embedder = settings.get("length_predictor"), settings.get("embedder")
@@ -192,6 +197,7 @@ def serve(
         transfer=transfer_of(server_options.value("server.kv_transfer")),
         kvcached=server_options.value("server.kvcached"),
         device_map=placed,
+        private=api_key is not None,
         # Without a key only clients on this machine reach it: they need a core of their own.
         cores=() if api_key is not None else core_share().server,
     )

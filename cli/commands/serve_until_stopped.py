@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -194,8 +195,11 @@ def serve_torch(
         say(f"{TINY}: a tiny Llama with random weights, made here")
     with contextlib.ExitStack() as stack:
         alone = length_predictor is None and not guarded
-        own_port = port if alone else 0
-        served = serving_model(system, parameters, model or TINY, port=own_port, say=say, **options)
+        options |= {"port": port if alone else 0}
+        if access["api_key"] is not None:  # others on this machine do not reach it past the gateway
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slo-bench-"))
+            options["unix_socket"] = f"{folder}/server.sock"
+        served = serving_model(system, parameters, model or TINY, say=say, **options)
         if alone:
             url = stack.enter_context(served)
         else:

@@ -13,7 +13,7 @@ import typer
 from ...harness.experiments.config.setting import COMPARED, RUN, SERVES
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .names import listed
-from .parameters import JOBS, OUT, argument, flag, option, option_group
+from .parameters import JOBS, OUT, allow_host, argument, flag, option, option_group
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -133,16 +133,19 @@ class Execution(Executor, RunFolder):
         "--live",
         panel=RUN,
     )
+    names: list[str] | None = allow_host(panel=RUN)
 
     @contextmanager
     def watched(self, folder: Path) -> Iterator[None]:
         """With --live the report of `folder` is served within the block."""
         if not self.live:
+            if self.names:
+                raise SloBenchError("--allow-host goes with --live")
             yield
             return
         from ...reports.live import live_report
 
-        with live_report(folder) as url:
+        with live_report(folder, names=tuple(self.names or ())) as url:
             typer.echo(f"live report: {url}", err=True)
             yield
 

@@ -50,6 +50,17 @@ def option(
     )
 
 
+def allow_host(panel: str | None = None) -> Any:
+    """Names under which an address of this machine answers, as a list."""
+    return option(
+        "NAME",
+        "Another name under which the address answers (header Host). May be repeated. Default: "
+        "those of this machine alone, so that no web page can ask it as its own.",
+        "--allow-host",
+        panel=panel,
+    )
+
+
 def flag(text: str, *names: str, default: bool | None = False, panel: str | None = None) -> Any:
     """An option without a value."""
     return typer.Option(default, *names, help=text, rich_help_panel=panel)

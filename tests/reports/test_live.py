@@ -27,6 +27,14 @@ def refused(url, data=None):
     return problem.value.code
 
 
+def test_live_report_refuses_the_name_of_a_web_page(tmp_path):
+    with live_report(tmp_path, names=("bench.example",)) as url:
+        asked = urllib.request.Request(f"{url}/state", headers={"host": "evil.example"})
+        assert refused(asked) == 403
+        asked = urllib.request.Request(f"{url}/state", headers={"host": "bench.example:80"})
+        assert "no cell" in fetched(asked)
+
+
 def state(url):
     return json.loads(fetched(f"{url}/state"))
 

@@ -3,14 +3,16 @@
     python tools/fuzz/serve_long.py --minutes 120 --samples samples.json
 
 Three mock servers stand behind the gateway; each is started again when it has died, which kill -9
-brings about at random moments (sometimes of all at once); one is silent to some requests and one
-breaks some answers off. Clients stay, vanish before or within their answer, read slowly, keep their
-connection, send two requests at once, half a request, a body that is too large, no key, or nothing.
+brings about at random moments (sometimes of all at once). Others are stopped (SIGSTOP) and go on
+later, or get the processor for a tenth of the time for a while; one is silent to some requests and
+one breaks some answers off. Clients stay, vanish before or within their answer, read slowly, keep
+their connection, send two requests at once, half a request, a body that is too large, no key, or
+nothing; some shut their side once they have sent all.
 
 At the end each request that was offered must have been counted by the gateway once: with the status
-of a whole answer, as lost, as cancelled, or as refused before it was read whole. Descriptors must
-be as many as before the first client, and the memory of the last quarter that of the second
-(the first warms up).
+of a whole answer, as lost, as cancelled, or as refused before it was read whole. No request may
+have been at two servers, or twice at one. Descriptors must be as many as before the first client,
+and the memory of the last quarter that of the second (the first warms up).
 """
 
 from __future__ import annotations
@@ -43,36 +45,58 @@ KEY_VARIABLE = "SERVE_LONG_KEY"
 SERVERS = 3
 MOST_CONNECTIONS = 40
 REQUEST_TIMEOUT_S, IDLE_TIMEOUT_S, FIRST_BYTE_S = 3.0, 8.0, 4.0
-FAULTS = (
-    ["--fault", "silent", "--fault-every", "31"],
-    ["--fault", "reset", "--fault-every", "29"],
-    [],
-)
+FAULTS = (["silent", "31"], ["reset", "29"], [])  # and how many requests have none
 PATIENCE_S = 60.0
 VANISHED, CUT, INCOMPLETE = "vanished", "cut off", "not sent whole"
 MEMORY_MARGIN = 1.05
 EXPECTED = re.compile(
-    r"^http://[\d.:]+ is (down: .*|up again)$|^starting |^logs: |^vllm-\S+ \(\S+\) at http|^http://"
+    r"^unix:\S+ is (down: .*|up again)$|^starting |^logs: |^\d+ running, |^http://"
+    r"|^vllm-\S+ \(\S+\) at unix:"
 )
 
-# Stands where vLLM would: a mock server at the same port, started again when it dies.
+# Stands where vLLM would: a mock server at the same socket, started again when it dies.
 _PROGRAM = """\
 #!{python}
 import os, subprocess, sys, time
-port = sys.argv[sys.argv.index("--port") + 1]
-names = sorted(os.listdir("{folder}"))
-faults = {faults}[len(names)]
-open(os.path.join("{folder}", port), "x").close()
+socket = sys.argv[sys.argv.index("--uds") + 1]
+place = os.path.join("{folder}", str(os.getpid()))
+faults = {faults}[len(os.listdir("{folder}"))]
+open(place, "x").close()
 while True:
     mock = subprocess.Popen(
-        [sys.executable, "-P", "-m", "slo_bench.harness.servers.mock", "--port", port,
-         "--ttft", "0.05", "--itl", "0.02", *faults],
+        [sys.executable, "-P", "-c", {server!r}, socket, "{received}", *faults],
         stdout=subprocess.DEVNULL, env={{**os.environ, "PYTHONPATH": {path!r}}},
     )
-    with open(os.path.join("{folder}", port), "w") as told:
+    with open(place, "w") as told:
         told.write(str(mock.pid))
     mock.wait()
     time.sleep(1)
+"""
+# It writes down the number of each request before it looks at it.
+_SERVER = """\
+import asyncio, os, sys
+from slo_bench.harness.servers.http.http_server import serve
+from slo_bench.harness.servers.mock.mock_answers import MockHandler
+from slo_bench.harness.servers.mock.mock_config import InjectedFault, MockConfig
+from slo_bench.harness.servers.mock.service import Service
+
+socket, received, *fault = sys.argv[1:]
+faults = dict(fault=InjectedFault(fault[0]), fault_every=int(fault[1])) if fault else {}
+file = os.open(received, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+async def main():
+    config = MockConfig(ttft_s=0.05, itl_s=0.02, **faults)
+    handler = MockHandler(Service(config, asyncio.get_running_loop()), lambda: None)
+
+    async def answer(request, reply):
+        for name, value in request.headers:
+            if name.lower() == b"x-request-id":
+                os.write(file, value + b"\\n")
+        await handler.answer(request, reply)
+
+    await serve(answer, unix_socket=socket, ready=lambda url, stop: None)
+
+asyncio.run(main())
 """
 
 
@@ -85,7 +109,7 @@ class Sample:
     rss_mib: float
     descriptors: int
     threads: int
-    kills: int
+    disturbances: dict[str, int]
     gateway: dict[str, int]
     clients: dict[str, int]
 
@@ -101,8 +125,10 @@ class Load:
         self._rng = rng
         self.results: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
+        self._number = 0
         self._plain: dict[Callable[[], Awaitable[None]], int] = {
             self.stays: 8,
+            self.shuts_its_side: 2,
             self.keeps_its_connection: 4,
             self.reads_slowly: 1,
             self.vanishes_within: 5,
@@ -126,7 +152,9 @@ class Load:
         """The bytes of a request for some tokens, or of a GET."""
         auth = f"authorization: Bearer {KEY}\r\n" if key else ""
         if path != "/v1/completions":
-            return f"GET {path} HTTP/1.1\r\nhost: gateway\r\n{auth}\r\n".encode()
+            return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{auth}\r\n".encode()
+        self._number += 1
+        auth += f"x-request-id: {self._number}\r\n"
         body = json.dumps(
             {
                 "model": "mock",
@@ -135,11 +163,20 @@ class Load:
                 "stream": self._rng.random() < 0.8,
             }
         )
-        head = f"POST {path} HTTP/1.1\r\nhost: gateway\r\n{auth}content-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{auth}"
+        head += f"content-length: {len(body)}\r\n\r\n"
         return (head + body).encode()
 
     async def stays(self) -> None:
         await self._whole([self.request()])
+
+    async def shuts_its_side(self) -> None:
+        """It sends no more, and reads its answer."""
+        wire = await Wire.open(self._host, self._port)
+        wire.send(self.request())
+        wire.send_no_more()
+        self.results[await wire.answer()] += 1
+        wire.close()
 
     async def keeps_its_connection(self) -> None:
         await self._whole([self.request() for _ in range(self._rng.randint(2, 4))])
@@ -290,9 +327,15 @@ class Wire:
         self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
+        if self._status == "100":
+            return
         self.stays = self._parser.should_keep_alive()
         self._answers.append((self._status, b"".join(self._pieces)))
         self._pieces = []
+
+    def send_no_more(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
 
     def close(self, *, reset: bool = False) -> None:
         if reset:  # RST in place of FIN
@@ -301,7 +344,7 @@ class Wire:
         self._writer.close()
 
 
-def prepare(home: Path, pids: Path) -> None:
+def prepare(home: Path, pids: Path, received: Path) -> None:
     """An environment whose vLLM is the mock."""
     path = home / "environments" / "vllm-0.32.0-cpu"
     (path / "bin").mkdir(parents=True)
@@ -311,7 +354,14 @@ def prepare(home: Path, pids: Path) -> None:
     program = path / "bin" / "vllm"
     where = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     program.write_text(
-        _PROGRAM.format(python=sys.executable, folder=pids, faults=FAULTS, path=where)
+        _PROGRAM.format(
+            python=sys.executable,
+            folder=pids,
+            faults=FAULTS,
+            path=where,
+            server=_SERVER,
+            received=received,
+        )
     )
     program.chmod(0o755)
     (path / "bin" / "python").symlink_to(sys.executable)
@@ -320,7 +370,9 @@ def prepare(home: Path, pids: Path) -> None:
 def start(place: Path) -> tuple[subprocess.Popen[str], str]:
     """`slo-bench serve` with limits and a key; its process and address."""
     home, pids = place / "home", place / "pids"
-    prepare(home, pids)
+    prepare(home, pids, place / "received")
+    (place / "tiny").mkdir()
+    (place / "tiny" / "config.json").write_text("{}")
     words = ["serve", "vllm", "--backend", "vllm", "--model", "tiny", "--router", "least-loaded"]
     words += ["--instances", str(SERVERS), "--api-key-env", KEY_VARIABLE, "--max-body-mib", "1"]
     words += ["--max-connections", str(MOST_CONNECTIONS), "--request-timeout"]
@@ -340,14 +392,46 @@ def start(place: Path) -> tuple[subprocess.Popen[str], str]:
     return served, served.stdout.readline().strip()
 
 
-def kill_some(pids: Path, rng: random.Random) -> int:
-    """Kill -9 of one mock server, of two or of all; how many."""
-    pid_files = sorted(pids.iterdir())
-    chosen = rng.sample(pid_files, rng.choices(range(1, SERVERS + 1), [8, 1, 1])[0])
-    for path in chosen:
-        with contextlib.suppress(ValueError, ProcessLookupError):
-            os.kill(int(path.read_text()), signal.SIGKILL)
-    return len(chosen)
+class Disturbances:
+    """Servers that are killed, stopped for a while and slowed, and how often."""
+
+    def __init__(self, pids: Path, rng: random.Random) -> None:
+        self._pids, self._rng = pids, rng
+        self.counts: Counter[str] = Counter()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def next(self) -> None:
+        """Kill, stop or slow one server, two or all."""
+        rng = self._rng
+        pid_files = sorted(self._pids.iterdir())
+        chosen = rng.sample(pid_files, rng.choices(range(1, SERVERS + 1), [8, 1, 1])[0])
+        how = rng.choices([self._kill, self._stop, self._slow], [3, 2, 1])[0]
+        for path in chosen:
+            with contextlib.suppress(ValueError):
+                task = asyncio.ensure_future(how(int(path.read_text())))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+                self.counts[how.__name__.removeprefix("_")] += 1
+
+    async def _kill(self, pid: int) -> None:
+        _signal(pid, signal.SIGKILL)
+
+    async def _stop(self, pid: int) -> None:
+        _signal(pid, signal.SIGSTOP)
+        await asyncio.sleep(self._rng.choice([1, 5, 25]))
+        _signal(pid, signal.SIGCONT)
+
+    async def _slow(self, pid: int) -> None:
+        for _ in range(50):
+            _signal(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.18)
+            _signal(pid, signal.SIGCONT)
+            await asyncio.sleep(0.02)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def looked_at(pid: int) -> tuple[float, int, int]:
@@ -367,7 +451,7 @@ async def disturb(
     load = Load(url, rng)
     samples: list[Sample] = []
     running: set[asyncio.Future[None]] = set()
-    kills = 0
+    disturbances = Disturbances(place / "pids", rng)
     begin_s = time.monotonic()
 
     async def sample() -> None:
@@ -379,8 +463,8 @@ async def disturb(
         offered = load.results.total() - load.results[INCOMPLETE]
         samples.append(
             Sample(
-                round(now, 2), offered, round(rss, 2), descriptors, threads, kills,
-                counters, dict(load.results),
+                round(now, 2), offered, round(rss, 2), descriptors, threads,
+                dict(disturbances.counts), counters, dict(load.results),
             )
         )  # fmt: skip
         if options.samples:
@@ -407,7 +491,7 @@ async def disturb(
     while (now_s := time.monotonic()) < end_s and served.poll() is None:
         begin(load.next())
         if now_s > next_kill_s:
-            kills += kill_some(place / "pids", rng)
+            disturbances.next()
             next_kill_s = now_s + rng.uniform(5, 35)
         if now_s > next_crowd_s:
             await asyncio.wait([begin(load.crowd())])  # meanwhile no others: some would be refused
@@ -416,6 +500,8 @@ async def disturb(
             await sample()
             next_sample_s = now_s + options.every
         await asyncio.sleep(rng.expovariate(options.rate))
+    if disturbances.tasks:
+        await asyncio.wait(disturbances.tasks)
     if running:
         await asyncio.wait(running, timeout=2 * PATIENCE_S)
     for path in (place / "pids").iterdir():  # their idle connections go with them
@@ -425,7 +511,9 @@ async def disturb(
     return samples, load
 
 
-def problems_of(samples: list[Sample], stderr: str, code: int, left: list[str]) -> list[str]:
+def problems_of(
+    samples: list[Sample], stderr: str, code: int, left: list[str], received_twice: list[str]
+) -> list[str]:
     """What must not be."""
     first, last = samples[0], samples[-1]
     gateway, clients = last.gateway, last.clients
@@ -451,7 +539,7 @@ def problems_of(samples: list[Sample], stderr: str, code: int, left: list[str]) 
         problems.append(
             f"{ended['cancelled']} cancelled, but {lost_clients} vanished or were cut off"
         )
-    if last.descriptors > first.descriptors:
+    if last.descriptors > first.descriptors + SERVERS:  # a connection for the health of each
         problems.append(f"descriptors: {first.descriptors} at first, {last.descriptors} at last")
     if gateway["connections"] != 1:
         problems.append(f"{gateway['connections'] - 1} connections are left")
@@ -468,6 +556,8 @@ def problems_of(samples: list[Sample], stderr: str, code: int, left: list[str]) 
         problems.append(f"{len(odd)} unexpected lines on standard error, the first: {odd[0][:200]}")
     if code != 143:
         problems.append(f"exit code {code} after SIGTERM")
+    if received_twice:
+        problems.append(f"requests that servers received twice: {received_twice}")
     if left:
         problems.append(f"processes are left: {left}")
     return problems
@@ -478,19 +568,20 @@ def table(samples: list[Sample], rows: int = 13) -> list[str]:
     count = min(rows, len(samples))
     chosen = [samples[round(k * (len(samples) - 1) / max(1, count - 1))] for k in range(count)]
     lines = [
-        "| min | offered | 200 | cancelled | lost | 502 to 504 | refused | kills | RSS, MiB | "
-        "descriptors |",
+        "| min | offered | 200 | cancelled | lost | 502 to 504 | refused | killed, stopped, slowed "
+        "| RSS, MiB | descriptors |",
         "|" + "---:|" * 10,
     ]
     for sample in chosen:
         counters = sample.gateway
         ended = {k.split()[1]: n for k, n in counters.items() if k.startswith("requests_total ")}
         refused = sum(n for k, n in counters.items() if "_refused_" in k)
+        disturbed = ", ".join(str(sample.disturbances.get(n, 0)) for n in ("kill", "stop", "slow"))
         failed = sum(ended.get(code, 0) for code in ("502", "503", "504"))
         lines.append(
             f"| {sample.minutes:.1f} | {sample.offered} | {ended.get('200', 0)} | "
             f"{ended.get('cancelled', 0)} | {ended.get('lost', 0)} | {failed} | {refused} | "
-            f"{sample.kills} | {sample.rss_mib:.1f} | {sample.descriptors} |"
+            f"{disturbed} | {sample.rss_mib:.1f} | {sample.descriptors} |"
         )
     return lines
 
@@ -532,11 +623,14 @@ def main() -> int:
         finally:
             served.kill()
         stderr = (place / "said").read_text()
+        numbers = Counter((place / "received").read_text().split())
     print("\n".join(table(samples)))
     print(f"clients by kind: {dict(load.kinds)}")
     print(f"clients saw: {dict(sorted(load.results.items()))}")
     print(f"the gateway counted: {samples[-1].gateway}")
-    problems = problems_of(samples, stderr, code, left)
+    print(f"servers received {numbers.total()} requests, {len(numbers)} of them different")
+    twice = [number for number, count in numbers.items() if count > 1]
+    problems = problems_of(samples, stderr, code, left, twice)
     print(f"{len(problems)} problems")
     for problem in problems:
         print(f"    {problem}")

@@ -13,6 +13,7 @@ from itertools import accumulate, islice, pairwise, repeat
 from operator import and_
 from typing import Any, NamedTuple, cast
 
+from ....workloads.masking import masked
 from ....workloads.parsing import parse_event
 from ...core.records.request_records import Outcome
 from ...core.wire import DROPPED, REJECTED
@@ -104,7 +105,7 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
     if raw.fault is RequestFault.NONE and raw.status != 200:
         answer.fault, answer.detail = _error(RequestFault.STATUS, raw.body)
         if answer.fault is RequestFault.STATUS:
-            message = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS] or "no message"
+            message = answer.detail.strip() or "no message"
             answer.detail = f"{raw.status}{after_status(raw.headers)}: {message}"
     elif raw.status == 200 and raw.fault is RequestFault.NONE and is_page(raw.headers, raw.body):
         answer.fault = RequestFault.MALFORMED
@@ -140,7 +141,10 @@ def _without_compression(raw: Raw) -> Raw:
 
 
 def _judged(answer: CompletionResult, raw: Raw) -> CompletionResult:
-    answer.detail = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS]
+    """Say how an answer ended. What it says itself is kept, and is masked here."""
+    answer.detail = masked(" ".join(answer.detail.split()))[:_DETAIL_CHARACTERS]
+    answer.text, answer.content = masked(answer.text), masked(answer.content)
+    answer.finish = masked(answer.finish)
     refused = answer.detail.startswith(REJECTED)
     status = answer.refused_as or raw.status
     answer.outcome = outcome_of(answer.fault, status, refused=refused)

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import httptools
 
+from ....workloads.masking import masked
 from .endpoint import Endpoint
 from .faults import RequestFault, connect_detail, connect_fault
 from .heartbeats import has_data_since, is_comment
@@ -190,7 +191,8 @@ class Connection(asyncio.Protocol):
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
         elif name in _KEPT_HEADERS and self.exchange is not None:
-            kept = {name.decode(): value[:_MOST_HEADER_BYTES].decode("latin-1").strip()}
+            text = masked(value.decode("latin-1"))[:_MOST_HEADER_BYTES].strip()
+            kept = {name.decode(): text}
             self.exchange.headers = {**self.exchange.headers, **kept}
 
     def on_headers_complete(self) -> None:

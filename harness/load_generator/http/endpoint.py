@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import ssl
 
 _LOCAL = "localhost"  # name of a server on a Unix socket
+_SECRET = re.compile(  # in a query
+    r"(?:^|&)([^=&]*(?:key|token|secret|passw|signature)[^=&]*)=.", re.IGNORECASE
+)
 _VERSION = re.compile(r"v\d\w*")  # a segment of a path: v1, v3, v1beta
 _API_PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
 
@@ -33,6 +36,7 @@ class Endpoint:
         socket: path of a Unix socket in place of host and port.
         ca_file: certificates of authorities that are trusted; empty: those of the system.
         insecure: any certificate will do.
+        api_key: key of the server that a gateway sends, in place of its clients'.
     """
 
     host: str
@@ -45,6 +49,7 @@ class Endpoint:
     socket: str = ""
     ca_file: str = ""
     insecure: bool = False
+    api_key: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
@@ -55,7 +60,7 @@ class Endpoint:
         paths; after another one, and without one, comes `/v1`.
 
         Raises:
-            SloBenchError: the address is malformed or contains a password.
+            SloBenchError: the address is malformed or contains a password or key.
         """
         text, socket = _without_socket(url)
         problem = f"{_without_password(url)!r} should look like http://127.0.0.1:8000"
@@ -68,6 +73,12 @@ class Endpoint:
             raise SloBenchError(
                 f"{problem}: leave the credentials out; --api-key-env names a variable with a key, "
                 "and --header 'authorization=Basic $VARIABLE' sends others"
+            )
+        if secret := _SECRET.search(parts.query):
+            raise SloBenchError(
+                f"{parts.scheme}://{parts.hostname}: run folders keep addresses, and "
+                f"{secret[1]} in this one looks like a secret: --header '{secret[1]}=$VARIABLE' "
+                "sends one that is kept nowhere"
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SloBenchError(problem)
@@ -138,6 +149,15 @@ class Endpoint:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+def is_address(host: str) -> bool:
+    """Return True for the number of an address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
+from ....workloads.masking import environment_variable, register
 from ....workloads.request import RequestType
 
 
@@ -175,18 +175,6 @@ def check_header(name: str, value: str) -> None:
 def _expanded(name: str, value: str) -> str:
     check_header(name, value)
     expanded = _VARIABLE.sub(lambda m: environment_variable(m[1] or m[2]), value)
-    if any(c in expanded for c in "\r\n\0"):
-        raise SloBenchError(f"the value of header {name} has a line break")
+    if _SECRET.search(name):
+        register(expanded)
     return expanded
-
-
-def environment_variable(name: str) -> str:
-    """Return the secret in an environment variable.
-
-    Raises:
-        SloBenchError: it is not set.
-    """
-    value = os.environ.get(name, "").strip()
-    if not value:
-        raise SloBenchError(f"the environment variable {name} is not set; it should hold a key")
-    return value

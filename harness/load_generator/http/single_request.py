@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ....workloads.masking import masked_bytes
 from .answers import unchunk
 from .connection import ConnectionPool, Exchange
 from .drive import run_coroutine
@@ -27,7 +28,7 @@ def get(
     limit_s: float,
     most_bytes: int,
 ) -> tuple[int, bytes]:
-    """Return the status and the body of the answer to a GET request, as the server sent it.
+    """Return the status and the body of the answer to a GET request, its secrets masked.
 
     Args:
         endpoint: the server; no proxy is used, and a redirect is an answer like others.
@@ -81,7 +82,7 @@ def _answer(
         if unchunked.problem or not unchunked.complete:
             raise NoAnswerError(unchunked.problem or "the chunks do not add up")
         pieces = unchunked.pieces
-    return exchange.status, b"".join(pieces)
+    return exchange.status, masked_bytes(b"".join(pieces))
 
 
 async def exchanged(

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from ....workloads.parsing import parse_json
 from ...load_generator.http.endpoint import Endpoint
-from ..http.http_server import Headers, HttpRequest, Ready, Reply, in_thread, refuse, serve
+from ..http.allowed_hosts import AllowedHosts
+from ..http.http_server import Clients, Headers, HttpRequest, Ready, Reply, in_thread, refuse, serve
 from .captured_rows import EMBEDS, GENERATES, CaptureFile, Exchange
 from .replies import Wrapped
 from .upstream import ConnectionLostError, UnreachableError, Upstream
@@ -96,9 +97,15 @@ class Capture:
 
 @contextlib.contextmanager
 def capturing(
-    endpoint: Endpoint, file: CaptureFile, *, host: str = "127.0.0.1", port: int = 0
+    endpoint: Endpoint,
+    file: CaptureFile,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    names: tuple[str, ...] | None = None,
 ) -> Iterator[str]:
-    """Pass requests at the yielded address on to a server until the block is left.
+    """Pass requests at the yielded address on to a server until the block is left; `names` as of
+    `AllowedHosts`.
 
     Raises:
         SloBenchError: the port is taken.
@@ -107,7 +114,8 @@ def capturing(
     async def start(ready: Ready) -> None:
         capture = Capture(endpoint, file)
         try:
-            await serve(capture.answer, host=host, port=port, ready=ready)
+            clients = Clients(hosts=AllowedHosts(host, names))
+            await serve(capture.answer, host=host, port=port, clients=clients, ready=ready)
         finally:
             await capture.close()
 

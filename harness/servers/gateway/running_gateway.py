@@ -18,6 +18,7 @@ from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
+from ..http.allowed_hosts import AllowedHosts
 from ..http.http_limits import DEFAULT_LIMITS, HttpLimits
 from ..http.http_server import Clients, Ready, in_thread, serve
 from ..plugin.contract import PolicySpec
@@ -130,11 +131,13 @@ def serving(
     port: int = 0,
     api_key: str | None = None,
     limits: HttpLimits = DEFAULT_LIMITS,
+    names: tuple[str, ...] | None = None,
     say: Say = lambda line: None,
 ) -> Iterator[str]:
     """Run a gateway and yield its address; leaving the block closes all its connections.
 
-    Clients must send `api_key`, if it is given, as `authorization: Bearer KEY`.
+    Clients must send `api_key`, if it is given, as `authorization: Bearer KEY`. `names` are those
+    of `AllowedHosts`.
 
     Raises:
         SloBenchError: `GatewayPlan.check` refuses the plan, the port is taken, or other machines
@@ -146,7 +149,7 @@ def serving(
 
     async def start(ready: Ready) -> None:
         behind = plan.build(say)
-        clients = Clients(limits)
+        clients = Clients(limits, AllowedHosts(host, names))
 
         try:
             handler = partial(answer, behind, clients)

@@ -22,10 +22,14 @@ def wire(request: HttpRequest, endpoint: Endpoint) -> list[bytes]:
     """Bytes of a request to a server."""
     # We leave the body of an answer to HEAD out ourselves.
     method = "GET" if request.method == "HEAD" else request.method
+    headers = end_to_end(request.headers)
+    if endpoint.api_key:
+        headers = [header for header in headers if header[0].lower() != b"authorization"]
+        headers.append((b"authorization", f"Bearer {endpoint.api_key}".encode()))
     lines = [
         f"{method} {endpoint.prefix}{request.target} HTTP/1.1\r\n".encode("latin-1"),
         f"host: {endpoint.authority}\r\n".encode("latin-1"),
-        *(b"%b: %b\r\n" % header for header in end_to_end(request.headers)),
+        *(b"%b: %b\r\n" % header for header in headers),
     ]
     if request.body or method not in ("GET", "DELETE", "OPTIONS"):
         lines.append(b"content-length: %d\r\n" % len(request.body))

@@ -25,10 +25,12 @@ import httptools
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
 from ...load_generator.machine import run_event_loop, sockets_left
+from .allowed_hosts import AllowedHosts
 from .http_limits import DEFAULT_LIMITS, HttpLimits
 
 MOST_HEAD_BYTES = 1 << 20
 _MOST_AHEAD = 64  # requests that a client may send before it is answered
+_PROBE_S = 1.0  # between two looks whether a client that sends no more still reads
 _START_S = 20.0
 
 Headers = list[tuple[bytes, bytes]]
@@ -48,6 +50,7 @@ _OF_THE_CONNECTION = frozenset(
 _ERROR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     408: "RequestTimeout",
     413: "PayloadTooLarge",
@@ -165,8 +168,11 @@ class Clients:
     counts by status those that were refused before they were read whole.
     """
 
-    def __init__(self, limits: HttpLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, limits: HttpLimits = DEFAULT_LIMITS, hosts: AllowedHosts | None = None
+    ) -> None:
         self.limits = limits
+        self.hosts = hosts or AllowedHosts("127.0.0.1", None)
         self.connections: set[HttpConnection] = set()
         self.bodies_bytes = 0
         self.received = 0
@@ -196,6 +202,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: asyncio.TimerHandle | None = None  # for the rest of a request
         self._gone = False
         self._fault: tuple[int, str] | None = None  # of what follows the requests in progress
+        self._half_closed = False  # the client sends no more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare the parser of a new connection and register it."""
@@ -221,6 +228,29 @@ class HttpConnection(asyncio.Protocol):
         if self._task is not None:
             self._count(CANCELLED)  # here: a task that has not begun is cancelled in silence
             self._task.cancel()
+
+    def eof_received(self) -> bool:
+        """Keep the connection for the answers of whole requests: who has sent all may still read.
+
+        Who has closed looks the same. One of the two refuses what is written: interim answers
+        (`100 Continue`, which clients skip) until the answer begins.
+        """
+        raw_socket: Any = self._transport.get_extra_info("socket")
+        over_tls = self._transport.get_extra_info("sslcontext") is not None
+        if self._task is None or over_tls or raw_socket.family == socket.AF_UNIX:
+            return False
+        self._half_closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        if self._task is None or self._transport.is_closing():
+            return
+        assert self._reply is not None
+        self._reply.probe()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
 
     def _count(self, cut: str) -> None:
         """Count the request in progress, with `cut` for an answer without an end."""
@@ -324,8 +354,12 @@ class HttpConnection(asyncio.Protocol):
         if not self._url.startswith(b"/") or self._url.startswith(b"//"):
             self._give_up(400, "the request's target must be a path, as in GET /v1/models")
             return
-        if sum(name.lower() == b"host" for name, _ in self._headers) > 1:
+        hosts = [value for name, value in self._headers if name.lower() == b"host"]
+        if len(hosts) > 1:
             self._give_up(400, "the request has several Host headers")
+            return
+        if hosts and not self._clients.hosts.allows(host := hosts[0].decode("latin-1")):
+            self._give_up(403, f"no name of this server: {host!r:.100} (--allow-host)")
             return
         if self._waiting is not None:
             self._waiting.cancel()
@@ -355,6 +389,8 @@ class HttpConnection(asyncio.Protocol):
         if not self._ahead:
             if self._fault is not None:
                 self._give_up(*self._fault)
+            elif self._half_closed:
+                self._transport.close()
             return
         request, self._reply = self._ahead.popleft()
         self._reply.hold(self._full)
@@ -445,6 +481,11 @@ class ClientReply:
         if self._chunked:
             self._write(b"0\r\n\r\n")
 
+    def probe(self) -> None:
+        """Write something that is no answer, if that can be."""
+        if self._http_1_1 and not self.begun:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     def _write(self, data: bytes) -> None:
         """Nothing is written on a connection that closes; the handler is cancelled soon."""
         if not self._transport.is_closing():
@@ -489,28 +530,40 @@ async def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    unix_socket: str = "",
     tls: ssl.SSLContext | None = None,
     clients: Clients | None = None,
     ready: Ready,
 ) -> None:
-    """Serve until stopped; then all connections are reset.
+    """Serve until stopped; then all connections are reset. With `unix_socket`, a path, there is no
+    port.
 
     Raises:
         OSError: the port is taken.
     """
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    clients = clients or Clients()
-    server = await loop.create_server(
-        lambda: HttpConnection(handler, clients), host, port, ssl=tls, backlog=4096
-    )
+    clients = clients or Clients(hosts=AllowedHosts(host, None))
+
+    def connection() -> HttpConnection:
+        return HttpConnection(handler, clients)
+
+    server: asyncio.Server
+    if unix_socket:
+        server = await loop.create_unix_server(connection, unix_socket, backlog=4096)
+    else:
+        server = await loop.create_server(connection, host, port, ssl=tls, backlog=4096)
 
     def stop() -> None:
         loop.call_soon_threadsafe(over.set)
 
     try:
-        bound_port = server.sockets[0].getsockname()[1]
-        url = f"http://{host}:{bound_port}" if tls is None else f"https://localhost:{bound_port}"
+        bound_to = server.sockets[0].getsockname()
+        if unix_socket:
+            url = f"unix:{unix_socket}"
+        else:
+            url = f"http://{host}" if tls is None else "https://localhost"
+            url += f":{bound_to[1]}"
         ready(url, stop)
         look_s = None if clients.limits.idle_s is None else clients.limits.idle_s / 8
         while not over.is_set():

@@ -98,8 +98,8 @@ class ServerLifecycle:
         place = model, gpus
         server = self._up.get(place)
         if self._sleeper and server is not None and server.running:
-            _post(server.url + self._sleeper.wake_path)
-            return Endpoint.parse(server.url)
+            _post(server, self._sleeper.wake_path)
+            return server.endpoint
         self._stop(place)
         serve = replace(
             self._serves[model],
@@ -117,13 +117,13 @@ class ServerLifecycle:
             over = self._over
         if over:  # everything was stopped while it came up
             self._stop(place)
-        return Endpoint.parse(server.url)
+        return server.endpoint
 
     def evict(self, model: str, gpus: Gpus) -> None:
         """Put the server of a model to sleep, or stop it."""
         server = self._up.get((model, gpus))
         if self._sleeper and server is not None and server.running:
-            _post(server.url + self._sleeper.sleep_path)
+            _post(server, self._sleeper.sleep_path)
         else:
             self._stop((model, gpus))
 
@@ -191,14 +191,15 @@ def stage_of(
     )
 
 
-def _post(url: str) -> None:
+def _post(server: ServerProcess, path: str) -> None:
     """Send a POST request without a body.
 
     Raises:
         ServerError: it does not do it.
     """
     try:
-        httpx.post(url, timeout=_SLEEP_LIMIT_S, trust_env=False).raise_for_status()
+        with server.http(_SLEEP_LIMIT_S) as client:
+            client.post(path).raise_for_status()
     except httpx.HTTPError as error:
         why = str(error).partition("\n")[0]  # a link follows
-        raise ServerError(f"{url} was not done: {why}") from error
+        raise ServerError(f"{server.url}: {path} was not done: {why}") from error

@@ -16,7 +16,6 @@ from ....predictors.device_map import DeviceMap
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, OnServers
 from ...core.policy import AnyPolicy, Policy, overrides
-from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running_gateway import GatewayPlan
@@ -205,7 +204,8 @@ class Serve(ServerSettings):
             launch = self._launch(free_port() if port is None else port, step_log)
             policy = part.policy or launch.policy
             launch = replace(launch, transfer=transfer, policy=policy, gpus=gpus)
-            say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
+            where = "" if self.private else f" at port {launch.port}"
+            say(f"starting {self.label} on {self.backend}: {launch.model}{where}")
             server = serving(installation.kind, installation, launch, log=own_log)
             servers.append(stack.enter_context(server))
             if not side_by_side:
@@ -272,7 +272,7 @@ class Serve(ServerSettings):
 
     def behind(self, servers: Sequence[ServerProcess], router: str | None = None) -> GatewayPlan:
         """Plan of a gateway before the servers of `start`; the default router is the system's."""
-        endpoints = [Endpoint.parse(server.url) for server in servers]
+        endpoints = [server.endpoint for server in servers]
         health_path = environment(self.backend).kind.health_path
         if self.controller is not None:
             roles = [part.role for part in self._parts(1)]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ....workloads.errors import SloBenchError
+from ....workloads.masking import environment_variable
 
 _SECRET = re.compile(
     r"--?(?:.*[-_])?(?:api[-_]?key|password|secret|(?:hf|auth|access|hub)[-_]?token)", re.IGNORECASE
@@ -34,16 +35,23 @@ def check_no_secrets(args: Sequence[str]) -> None:
 
 
 def expanded(argv: Sequence[str]) -> list[str]:
-    """The arguments with `$NAME` or `--option=$NAME` replaced by the environment variable NAME.
+    """The arguments with `$NAME` or `--option=$NAME` replaced by the environment variable NAME,
+    which is a secret where the option is one.
 
     Raises:
-        SloBenchError: a variable is not set.
+        SloBenchError: a variable is not set, or holds a secret that no header can carry.
     """
-    return [_VARIABLE.sub(_value, arg) if _VARIABLE.fullmatch(arg) else arg for arg in argv]
-
-
-def _value(match: re.Match[str]) -> str:
-    name = match[2]
-    if not os.environ.get(name):
-        raise SloBenchError(f"the environment variable {name} of a server argument is not set")
-    return (match[1] or "") + os.environ[name]
+    words = []
+    for before, word in zip(("", *argv), argv, strict=False):
+        if variable := _VARIABLE.fullmatch(word):
+            option, name = variable[1] or "", variable[2]
+            if _SECRET.fullmatch(option.removesuffix("=") or before):
+                word = option + environment_variable(name)
+            elif value := os.environ.get(name):
+                word = option + value
+            else:
+                raise SloBenchError(
+                    f"the environment variable {name} of a server argument is not set"
+                )
+        words.append(word)
+    return words

@@ -89,6 +89,7 @@ class ServerSettings:
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
     embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
+    private: bool = False  # other users of the machine cannot reach it
 
     def settings(self) -> dict[str, Any]:
         """The settings that all servers share, by name."""
@@ -174,6 +175,9 @@ class ServerKind:
         several_models: servers of it come and go behind one gateway, for systems of several models.
         sleeping_devices: on which it can give its memory back, and take it again.
         sleep_path, wake_path: where the POST requests for that go.
+        socket_option: it listens at the Unix socket that this option names, in place of a port.
+        config_option: it reads options from the file of YAML that this option names, `api-key`
+            among them, which all requests but those for its health must then have.
         preempting_systems: those with which a profile times swaps and recomputations.
 
     What it tells:
@@ -227,6 +231,8 @@ class ServerKind:
     sleeping_devices: tuple[str, ...] = ()
     sleep_path: str = ""
     wake_path: str = ""
+    socket_option: str = ""
+    config_option: str = ""
     preempting_systems: tuple[str, ...] = ()
 
     metrics: MetricNames | None = None

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -27,7 +28,9 @@ from pathlib import Path
 import httpx
 
 from ....workloads.errors import SloBenchError
+from ....workloads.masking import masked, register
 from ...engine.compiled_core import core_is_compiled
+from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.machine import started_on
 from ..plugin.contract import (
     EMBEDDER_VARIABLE,
@@ -46,6 +49,7 @@ from .server_kind import Launch, ServerKind
 READY_S = 300.0
 _GRACE_S = 20.0
 _LOOK_EVERY_S = 0.2
+_MOST_SOCKET_PATH = 107  # bytes, on Linux
 _LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
 _OURS = (
@@ -77,6 +81,8 @@ class ServerProcess:
     launch: Launch | None = None
     handshake: Mapping[str, object] = field(default_factory=dict)
     tally_file: Path | None = None
+    api_key: str = field(default="", repr=False)
+    log_begin: int = 0  # bytes of the log that are of earlier starts
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -88,7 +94,36 @@ class ServerProcess:
         """Raise ServerError if it has ended."""
         if not self.running:
             code = None if self._process is None else self._process.returncode
-            raise ServerError(with_log(f"{self.name} ended with exit code {code}", self.log))
+            raise ServerError(self.with_log(f"{self.name} ended with exit code {code}"))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its address, with its key if it has one."""
+        return dataclasses.replace(Endpoint.parse(self.url), api_key=self.api_key)
+
+    def http(self, timeout_s: float) -> httpx.Client:
+        """A client for requests to it, whose paths begin with a slash."""
+        endpoint = self.endpoint
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return httpx.Client(
+            base_url=f"http://{endpoint.authority}",
+            transport=httpx.HTTPTransport(uds=endpoint.socket or None),
+            headers=headers,
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    def with_log(self, problem: str) -> str:
+        """The problem with the path of the log, and the last errors or lines of this start."""
+        text = b""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self.log_begin)
+            text = log.read()
+        lines = masked(text.decode("utf-8", "replace")).splitlines()
+        errors = [line for line in lines if "Error" in line and "Traceback" not in line]
+        shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]
+        end = "".join(f"\n    {line[:300]}" for line in dict.fromkeys(shown))
+        return f"{problem}; its log is {self.log}, which ends with:{end}"
 
     def wait_until_ready(self, startup_timeout_s: float, say: Say = lambda line: None) -> None:
         """Return when the server answers and its plugin has reported; `say` shows progress.
@@ -97,7 +132,7 @@ class ServerProcess:
             ServerError: it ended, took longer than `startup_timeout_s`, or runs without the hooks.
         """
         assert self.launch is not None
-        _wait_until_ready(self, self.health_url, startup_timeout_s, say)
+        _wait_until_ready(self, startup_timeout_s, say)
         self.handshake = _handshake(self, self.launch)
         self.tally_file = self.launch.handshake and tally_file(self.launch.handshake)
 
@@ -115,8 +150,8 @@ class ServerProcess:
         if not self.metrics_url:
             return ""
         try:
-            answer = httpx.get(self.metrics_url, timeout=10, trust_env=False)
-            return answer.raise_for_status().text
+            with self.http(10) as client:
+                return client.get(self.metrics_url).raise_for_status().text
         except httpx.HTTPError as error:
             self.check()
             why = str(error).partition("\n")[0]  # a link follows
@@ -192,16 +227,22 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
         if _plugged(launch) and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
-        argv = kind.argv(environment.programs, environment.device, launch)
+        url, api_key, words = f"http://{launch.host}:{launch.port}", "", []
+        base = url
+        if launch.private:
+            url, api_key, words = _private(kind, launch, url, Path(scratch))
+            base = f"http://{Endpoint.parse(url).authority}"
+        argv = [*kind.argv(environment.programs, environment.device, launch), *words]
         environ = _environ(kind, environment, launch)
-        base = f"http://{launch.host}:{launch.port}"
         server = ServerProcess(
             name,
-            base,
+            url,
             log,
             base + kind.metrics_path if kind.metrics else "",
             base + kind.health_path,
             launch,
+            api_key=api_key,
+            log_begin=log.stat().st_size if log.is_file() else 0,
         )
         try:
             with started_on(launch.cores):
@@ -209,6 +250,37 @@ def serving(
             yield server
         finally:
             server.stop()
+
+
+def _private(
+    kind: ServerKind, launch: Launch, url: str, folder: Path
+) -> tuple[str, str, list[str]]:
+    """The URL and the key of a server that none but the user reaches, and words of its command
+    line; what it is told by is in a `folder` that none but the user can read.
+
+    Raises:
+        SloBenchError: the server cannot be told so.
+    """
+    if kind.socket_option:
+        path = folder / "server.sock"
+        if len(os.fsencode(path)) > _MOST_SOCKET_PATH:
+            raise SloBenchError(f"{path} is too long for a Unix socket: set TMPDIR to a short path")
+        return f"unix:{path}", "", [kind.socket_option, str(path)]
+    if kind.config_option:
+        names = ("--api-key", kind.config_option)
+        if taken := [w for w in launch.server_args if w.partition("=")[0] in names]:
+            raise SloBenchError(
+                f"{kind.title} gets a key that the gateway alone knows: leave {taken[0]} out"
+            )
+        key, path = secrets.token_hex(32), folder / "server.yaml"
+        register(key)
+        path.touch(mode=0o600)
+        path.write_text(f'api-key: "{key}"\n', "utf-8")
+        return url, key, [kind.config_option, str(path)]
+    raise SloBenchError(
+        f"{kind.title} takes neither a key nor a Unix socket here: others on this machine would "
+        "reach it past the gateway; leave --api-key-env out"
+    )
 
 
 def plugin_folder(under: Path) -> Path:
@@ -290,7 +362,7 @@ def _plugged(launch: Launch) -> bool:
 
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         output.write(f"$ {' '.join(argv)}\n".encode())
         output.flush()
         return subprocess.Popen(
@@ -303,20 +375,18 @@ def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subpro
         )
 
 
-def _wait_until_ready(
-    server: ServerProcess, health_url: str, startup_timeout_s: float, say: Say
-) -> None:
+def _wait_until_ready(server: ServerProcess, startup_timeout_s: float, say: Say) -> None:
     begin_s = time.monotonic()
     said_s = begin_s
     while True:
         server.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(health_url, timeout=5, trust_env=False).status_code == 200:
+        with contextlib.suppress(httpx.HTTPError), server.http(5) as client:
+            if client.get(server.health_url).status_code == 200:
                 return
         now_s = time.monotonic()
         if now_s - begin_s > startup_timeout_s:
             problem = f"{server.name} was not ready within {startup_timeout_s:.0f} s"
-            raise ServerError(with_log(problem, server.log))
+            raise ServerError(server.with_log(problem))
         if now_s - said_s > 15:
             said_s = now_s
             say(f"{server.name} is starting ({now_s - begin_s:.0f} s)")
@@ -331,20 +401,10 @@ def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
     if not launch.handshake.is_file():
         missing = f"the policy {launch.system}" if launch.system else "the log of its steps"
         raise ServerError(
-            with_log(
+            server.with_log(
                 f"{server.name} came up, but {missing} is not in it: its hooks "
-                "never said that they are in place (does the server's version fit?)",
-                server.log,
+                "never said that they are in place (does the server's version fit?)"
             )
         )
     report: dict[str, object] = json.loads(launch.handshake.read_text("utf-8"))
     return report
-
-
-def with_log(problem: str, log: Path) -> str:
-    """The problem with the path of the log and its last errors or lines."""
-    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
-    errors = [line for line in lines if "Error" in line and "Traceback" not in line]
-    shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]
-    end = "".join(f"\n    {line[:300]}" for line in dict.fromkeys(shown))
-    return f"{problem}; its log is {log}, which ends with:{end}"

@@ -176,4 +176,5 @@ SGLANG = ServerKind(
     metrics=MetricNames(prefix="sglang:"),
     residuals_engine="sglang",
     loads_folders=True,
+    config_option="--config",
 )

@@ -39,15 +39,18 @@ def serving(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    unix_socket: str = "",
 ) -> Iterator[str]:
-    """Run a server and yield its address, for as long as the block lasts.
+    """Run a server and yield its address, for as long as the block lasts. With `unix_socket` it is
+    at that path.
 
     Raises:
         SloBenchError: the port cannot be bound.
     """
 
     async def start(ready: Ready) -> None:
-        await serve(_Routes(live, model, embeds).answer, host=host, port=port, ready=ready)
+        handler = _Routes(live, model, embeds).answer
+        await serve(handler, host=host, port=port, unix_socket=unix_socket, ready=ready)
 
     with in_thread(f"server at {host}:{port}", start) as server, heap_frozen():
         yield server.url
@@ -148,6 +151,7 @@ def serving_model(
     kv_store: Sequence[str] = (),
     threads: int | None = None,
     port: int = 0,
+    unix_socket: str = "",
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Load a model, run a server with a policy and yield its address. Servers with the same folders
@@ -215,5 +219,5 @@ def serving_model(
         served = GenerationModel(
             served_name or folder.name, Text(folder), decoder.config.eos, max_tokens
         )
-        with serving(live, served, embeds, port=port) as url:
+        with serving(live, served, embeds, port=port, unix_socket=unix_socket) as url:
             yield url

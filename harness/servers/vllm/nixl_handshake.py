@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from ..gateway.split import KEEP_FOR_OTHERS, prefill_body
-from ..launch.server_process import Say, ServerError, ServerProcess, with_log
+from ..launch.server_process import Say, ServerError, ServerProcess
 
 _PROMPT = [1, 1]  # any vocabulary has it
 _AGAIN_S = 1.0
@@ -49,13 +49,13 @@ def nixl_handshake(
             server.check()
         if time.monotonic() - begin_s > within_s:
             problem = f"no KV came from {prefill.name} to {decode.name} within {within_s:.0f} s"
-            raise ServerError(with_log(f"{problem} ({failed})", decode.log))
+            raise ServerError(decode.with_log(f"{problem} ({failed})"))
         say(f"no KV came from {prefill.name} to {decode.name} ({failed}); once more")
         time.sleep(_AGAIN_S)
 
 
 def _ask(server: ServerProcess, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    url = f"{server.url}/v1/completions"
-    answer = httpx.post(url, json=body, timeout=timeout_s, trust_env=False).raise_for_status()
+    with server.http(timeout_s) as client:
+        answer = client.post("/v1/completions", json=body).raise_for_status()
     completion: dict[str, Any] = answer.json()
     return completion

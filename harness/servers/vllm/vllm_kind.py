@@ -306,6 +306,7 @@ VLLM = ServerKind(
     sleeping_devices=("cuda",),
     sleep_path="/sleep?level=1",  # weights in host memory, no KV
     wake_path="/wake_up",
+    socket_option="--uds",  # a key guards /v1 alone, and not /invocations or /tokenize
     preempting_systems=("vllm-swap", "vllm-v0"),
     metrics=MetricNames(prefix="vllm:"),
     placeholder_blocks=1,

@@ -76,6 +76,13 @@ def test_endpoint_page_is_beside_the_api_and_has_the_query():
     )
 
 
+def test_endpoint_refuses_a_key_in_its_query():
+    with pytest.raises(SloBenchError, match=r"api-key in this one looks like a secret") as refused:
+        Endpoint.parse("https://host/v1?api-version=1&api-key=sesame")
+    assert "sesame" not in str(refused.value)
+    assert Endpoint.parse("https://host/v1?api-version=1&key=").query == "api-version=1&key="
+
+
 def test_endpoint_error_does_not_repeat_the_password():
     with pytest.raises(SloBenchError, match="api-key-env") as raised:
         Endpoint.parse("https://user:secret@h/v1")

@@ -22,6 +22,7 @@ import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
+from slo_bench.harness.servers.http import http_server
 from slo_bench.harness.servers.http.http_limits import HttpLimits
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.harness.servers.mock import serving as mock
@@ -448,6 +449,11 @@ def limited(mocks):
     return opened
 
 
+def address_of(url):
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
+
+
 def answered(wire):
     """Status of the answer; None: closed without one."""
     received = b"".join(iter(lambda: wire.recv(65536), b""))
@@ -483,6 +489,38 @@ def test_a_whole_request_before_garbage_is_answered_and_garbage_ends_the_connect
         wire.sendall(head(2, close=False) + b"{}" + b"GARBAGE\0\r\n\r\n")
         answers = b"".join(iter(lambda: wire.recv(65536), b""))
         assert re.findall(rb"HTTP/1.1 (\d+) ", answers) == [b"200", b"400"]
+
+
+def test_half_closed_client_gets_its_answers_and_the_connection_ends(limited):
+    with limited() as address, socket.create_connection(address, PATIENCE_S) as wire:
+        wire.sendall(2 * (head(2, close=False) + b"{}") + head(9))
+        wire.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: wire.recv(65536), b""))
+        assert re.findall(rb"HTTP/1.1 (\d+) ", answers) == [b"200", b"200"]
+        assert answers.count(b"total_tokens") == 2
+
+
+def test_half_closed_client_hears_an_interim_answer_where_the_answer_takes_long(mocks, monkeypatch):
+    monkeypatch.setattr(http_server, "_PROBE_S", 0.01)
+    [server] = mocks(1, MockConfig(ttft_s=0.2))
+    with serving(GatewayPlan([Endpoint.parse(server.url)])) as url:
+        with socket.create_connection(address_of(url), PATIENCE_S) as wire:
+            wire.sendall(head(2) + b"{}")
+            wire.shutdown(socket.SHUT_WR)
+            answers = b"".join(iter(lambda: wire.recv(65536), b""))
+        interim, _, answer = answers.rpartition(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert interim
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_request_of_a_client_that_closes_before_its_answer_begins_is_cancelled(mocks, monkeypatch):
+    monkeypatch.setattr(http_server, "_PROBE_S", 0.01)
+    [server] = mocks(1, MockConfig(ttft_s=PATIENCE_S))
+    with serving(GatewayPlan([Endpoint.parse(server.url)])) as url:
+        with socket.create_connection(address_of(url), PATIENCE_S) as wire:
+            wire.sendall(head(2, close=False) + b"{}")
+            eventually(server.truths)
+        eventually(lambda: counted(address_of(url)).get("total cancelled") == 1)
 
 
 def test_gateway_connection_limit_frees_closed_connections(limited):

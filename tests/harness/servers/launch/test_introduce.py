@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.harness.servers.launch.server_process import ServerError, ServerProcess
 from slo_bench.harness.servers.vllm.nixl_handshake import nixl_handshake
 
 KEPT = {"remote_block_ids": [[7]]}
@@ -20,6 +20,11 @@ KEPT = {"remote_block_ids": [[7]]}
 
 class Stub:
     """What `nixl_handshake` needs of a server; `down` is what it finds when it looks after it."""
+
+    api_key, log_begin = "", 0
+    endpoint = ServerProcess.endpoint
+    http = ServerProcess.http
+    with_log = ServerProcess.with_log
 
     def __init__(self, name: str, url: str, log: Path) -> None:
         self.name = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,25 +11,37 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
+from slo_bench import SloBenchError
 from slo_bench.harness.load_generator.server_metrics import MetricNames
 from slo_bench.harness.policies.systems import system as system_by_name
+from slo_bench.harness.servers.gateway.replies import CollectedReply
+from slo_bench.harness.servers.gateway.upstream import Upstream
+from slo_bench.harness.servers.http.http_server import HttpRequest
 from slo_bench.harness.servers.launch.environments import Environment
 from slo_bench.harness.servers.launch.server_kind import Launch, ServerKind
-from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
+from slo_bench.harness.servers.launch.server_process import (
+    ServerError,
+    ServerProcess,
+    free_port,
+    serving,
+)
+from slo_bench.workloads import masking
 
 FAKE = Path(__file__).with_name("fake_server.py")
 SOON_S = 30.0
 
 
-def kind(mode: str) -> ServerKind:
+def kind(mode: str, **options: str) -> ServerKind:
     return ServerKind(
         name="fake",
         title="Fake",
         metrics=MetricNames(prefix="fake:"),
         argv=lambda programs, device, launch: [sys.executable, str(FAKE), str(launch.port), mode],
         own_environ=lambda device, launch: {"FAKE": "1"},
+        **options,
     )
 
 
@@ -44,6 +57,9 @@ def start(tmp_path, monkeypatch):
         system: str | None = None,
         step_log: Path | None = None,
         cores: tuple[int, ...] = (),
+        server_args: tuple[str, ...] = (),
+        private: bool = False,
+        **options: str,
     ):
         policy = system and system_by_name(system).policy
         launch = Launch(
@@ -53,9 +69,11 @@ def start(tmp_path, monkeypatch):
             policy=policy,
             step_log=step_log,
             cores=cores,
+            server_args=server_args,
+            private=private,
         )
         log = tmp_path / "servers" / "fake.log"
-        with serving(kind(mode), environment, launch, log=log) as server:
+        with serving(kind(mode, **options), environment, launch, log=log) as server:
             server.wait_until_ready(startup_timeout_s)
             yield server
 
@@ -96,6 +114,76 @@ def test_server_process_death_at_start_shows_the_end_of_its_log(start):
         start("dies"),
     ):
         pytest.fail("it must not count as started")
+
+
+def test_server_process_error_is_of_this_start(start, monkeypatch):
+    monkeypatch.setenv("WORD", "before")
+    with pytest.raises(ServerError, match="no such model before"), start("dies"):
+        pass
+    monkeypatch.setenv("WORD", "now")
+    with pytest.raises(ServerError, match="no such model now") as raised, start("dies"):
+        pass
+    assert "before" not in str(raised.value)
+    with pytest.raises(ServerError) as raised, start("never", startup_timeout_s=1):
+        pass
+    assert "no such model" not in str(raised.value)
+
+
+def test_server_process_log_is_the_users_alone_and_masked_where_it_is_quoted(start, monkeypatch):
+    monkeypatch.setenv("WORD", "sesame-open")
+    masking.register("sesame-open")
+    with pytest.raises(ServerError) as raised, start("dies"):
+        pass
+    assert "no such model [secret]" in str(raised.value)
+    log = Path(str(raised.value).partition("its log is ")[2].partition(", which")[0])
+    assert log.stat().st_mode & 0o77 == 0
+
+
+def forwarded(server: ServerProcess, path: str) -> int:
+    """Status with which the gateway's connection to a server is answered."""
+
+    async def ask() -> int:
+        reply = CollectedReply()
+        upstream = Upstream(server.endpoint)
+        headers = [(b"authorization", b"Bearer of-a-client")]
+        await upstream.exchange(HttpRequest("GET", path, headers), reply)
+        upstream.close()
+        await asyncio.sleep(0)  # for its last callbacks
+        return reply.status
+
+    return asyncio.run(ask())
+
+
+def test_private_server_with_a_socket_has_no_port(start):
+    with start("ready", private=True, socket_option="--uds") as server:
+        socket = Path(server.url.removeprefix("unix:"))
+        assert socket.parent.stat().st_mode & 0o77 == 0
+        assert server.metrics() == "fake:requests 1\n"
+        assert forwarded(server, "/v1/models") == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{server.launch.port}/health")
+
+
+def test_private_server_with_a_key_answers_nobody_else(start):
+    with start("ready", private=True, config_option="--config") as server:
+        assert server.metrics() == "fake:requests 1\n"
+        assert forwarded(server, "/v1/models") == 200
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert server.api_key not in repr(server) + repr(server.endpoint) + server.log.read_text()
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        assert not any(server.api_key.encode() in command for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "neither a key nor a Unix socket"),
+        ({"config_option": "--config", "server_args": ("--api-key=$K",)}, "leave --api-key=.K out"),
+    ],
+)
+def test_server_that_cannot_be_private_is_refused(start, options, problem):
+    with pytest.raises(SloBenchError, match=problem), start("ready", private=True, **options):
+        pytest.fail("it must not start")
 
 
 def test_server_process_not_ready_in_time_is_an_error(start):

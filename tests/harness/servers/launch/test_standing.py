@@ -25,7 +25,7 @@ from slo_bench.harness.servers.launch.model_lifecycle import (
 )
 from slo_bench.harness.servers.launch.serve_settings import Serve
 from slo_bench.harness.servers.launch.server_kind import KVCACHED, Launch
-from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.harness.servers.launch.server_process import ServerError, ServerProcess
 from slo_bench.harness.servers.sglang.sglang_kind import SGLANG
 from slo_bench.harness.servers.vllm.vllm_kind import VLLM
 from slo_bench.workloads.errors import SloBenchError
@@ -39,6 +39,9 @@ class FakeServer:
     running: bool = True
     paths: list[str] = field(default_factory=list)
     status: int = 200
+    api_key: str = ""
+    endpoint = ServerProcess.endpoint
+    http = ServerProcess.http
 
 
 @pytest.fixture
