@@ -92,6 +92,10 @@ class Connection(asyncio.Protocol):
     _stays: bool = True  # the connection may be used again
     _used: bool = False  # has carried a whole exchange
     _lost: tuple[Exception | None] | None = None  # with the reason
+    _left_bytes: int = 0  # that the answer may still have
+    # Of the exchange whose answer streams: looked up once, not on each read.
+    _stamp: Callable[[float], None] = field(init=False)
+    _keep: Callable[[bytes], None] = field(init=False)
     _now_s: float = 0.0
     exchange: Exchange | None = None
 
@@ -112,7 +116,7 @@ class Connection(asyncio.Protocol):
         """
         self.exchange = exchange
         self._parser = None
-        self._framed = self._streams = False
+        self._framed = False
         request = self._pool.request_of(exchange.row)
         exchange.sent_s = perf_counter()
         if self._lost is not None:
@@ -122,23 +126,31 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now_s = perf_counter()
+        if self._streams:
+            self._stamp(now_s)
+            self._keep(data)
+            n_bytes = len(data)
+            self._left_bytes -= n_bytes
+            if n_bytes < 4 or data.endswith(b"\r\n\r\n") or self._left_bytes < 0:
+                self._look_for_end(now_s)
+            return
         exchange = self.exchange
         if exchange is None:  # no request is in progress
             self._transport.abort()
-        elif self._streams:
-            exchange.stamps.append(now_s)
-            exchange.pieces.append(data)
-            n_bytes = len(data)
-            exchange.body_bytes += n_bytes
-            if exchange.body_bytes > exchange.most_bytes:
-                self._too_long(exchange)
-            elif (n_bytes < 4 or data.endswith(b"\r\n\r\n")) and _is_whole(exchange):
-                self._end(exchange, now_s, stays=self._stays)
-        else:
-            if exchange.first_byte_s != exchange.first_byte_s:
-                exchange.first_byte_s = now_s
-            if self._parser is not None or not self._begin_stream(exchange, data, now_s):
-                self._parse(data, now_s)
+            return
+        if exchange.first_byte_s != exchange.first_byte_s:
+            exchange.first_byte_s = now_s
+        if self._parser is not None or not self._begin_stream(exchange, data, now_s):
+            self._parse(data, now_s)
+
+    def _look_for_end(self, now_s: float) -> None:
+        """End the exchange if its whole answer has come, or too much."""
+        exchange = self.exchange
+        assert exchange is not None
+        if self._left_bytes < 0:
+            self._too_long(exchange)
+        elif _is_whole(exchange):
+            self._end(exchange, now_s, stays=self._stays)
 
     def _begin_stream(self, exchange: Exchange, data: bytes, now_s: float) -> bool:
         """Return True if `data` is the start of a chunked answer with its whole head."""
@@ -151,6 +163,8 @@ class Connection(asyncio.Protocol):
         if b"\r\ncontent-type: text/event-stream" not in head or b"content-encoding:" in head:
             return False
         self._streams = exchange.chunked = self._framed = True
+        self._left_bytes = exchange.most_bytes
+        self._stamp, self._keep = exchange.stamps.append, exchange.pieces.append
         self._stays = b"\r\nconnection: close" not in head
         exchange.status = 200
         if head_end < len(data):
@@ -213,6 +227,7 @@ class Connection(asyncio.Protocol):
     def _end(self, exchange: Exchange, now_s: float, *, stays: bool) -> None:
         """Finish an exchange after its whole answer has arrived."""
         self.exchange = None
+        self._streams = False
         self._used = True
         exchange.end_s = now_s
         if stays:
@@ -228,6 +243,7 @@ class Connection(asyncio.Protocol):
     def break_off(self, fault: RequestFault, detail: str) -> None:
         """End the exchange with a fault, and close the connection."""
         exchange, self.exchange = self.exchange, None
+        self._streams = False
         self._transport.abort()
         if exchange is not None:
             _fail(exchange, fault, detail)
@@ -238,6 +254,7 @@ class Connection(asyncio.Protocol):
         pool = self._pool
         pool.lost(self)
         exchange, self.exchange = self.exchange, None
+        self._streams = False
         if exchange is None:
             return
         nothing_came = exchange.first_byte_s != exchange.first_byte_s

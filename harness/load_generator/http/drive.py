@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import resource
 import sys
 from array import array
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from ...core.records.request_records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.cluster_arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
+from ..due_timer import DueTimer
 from ..load_progress import LoadWatch, Watch
 from ..machine import (
     Found,
@@ -37,14 +39,12 @@ from .request_columns import DriveResult, Spool
 from .unserved import FirstFailures, LostServers
 from .wire_requests import WireRequests
 
-_TICK_S = 0.02
-# The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
-# leave this much early; on average it is then neither early nor late.
-_EARLY_S = 0.0005
-_SWEEP_TICKS = 25
+_TICK_S = 0.1
+_LOOK_TICKS = 5  # from one look at stalled streams, and one word of progress, to the next
+# Another thread, which draws the progress say, gives the interpreter back after this time.
+_SWITCH_S = 0.0002
 _READ_BYTES = 32 << 20  # of answers that are read during the run and stay in memory, about
 _ANSWER_BYTES = 512  # of one without its tokens' times
-_SAY_TICKS = 5
 _STALL_LIMIT_S = 120.0
 
 
@@ -84,7 +84,6 @@ class Driver:
         self._lost = LostServers()
         self._in_flight = 0
         self._dispatching = False
-        self._timer: asyncio.TimerHandle | None = None
         self._start_s = 0.0
         self._over = False
         self._over_because = ""
@@ -99,7 +98,7 @@ class Driver:
         self._sockets_left = sockets_left()
         try:
             # A collection or another program would delay timestamps.
-            with heap_frozen(), collections_off(), before_other_programs():
+            with heap_frozen(), collections_off(), _switched_fast(), before_other_programs():
                 return run_coroutine(self._run(start_s))
         except BaseException:
             self._spool.close()
@@ -117,13 +116,14 @@ class Driver:
                 raise SloBenchError(f"cannot find {pool.endpoint.host}: {error}") from error
         cpu_before_s = process_time()
         self._start_s = start_s()
+        self._timer = DueTimer(loop, self._wake)
         self._tick_due_s = perf_counter() + _TICK_S
-        loop.call_later(_TICK_S, self._tick, 0)
         self._dispatch()
         try:
             await self._finished
         finally:
             self._over = True
+            self._timer.close()
             for pool in self._pools:
                 await pool.close()
         return DriveResult(
@@ -156,27 +156,28 @@ class Driver:
             error = context.get("exception") or RuntimeError(str(context.get("message")))
             self._finished.set_exception(error)
 
+    def _wake(self) -> None:
+        """Do what the timer was set for, a tick or requests that are due, and set it again."""
+        now_s = perf_counter()
+        if now_s >= self._tick_due_s - self._timer.early_s:
+            self._tick(now_s)
+        self._dispatch()
+
     def _dispatch(self) -> None:
-        """Send all requests that are due, and set a timer for the next one."""
+        """Send all requests that are due, and set the timer for the next one."""
         if self._dispatching or self._over:  # called back from a request that ended at once
             return
         self._dispatching = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         try:
-            while True:
-                next_s = self._arrivals.next_s()
-                if next_s == math.inf:
-                    self._finish_if_done()
-                    return
-                wait_s = self._start_s + next_s - perf_counter()
-                if wait_s > _EARLY_S:
-                    self._timer = self._loop.call_later(wait_s, self._dispatch)
-                    return
+            while (due_s := self._start_s + self._arrivals.next_s()) != math.inf:
+                if due_s - perf_counter() > self._timer.early_s:
+                    break
                 self._send(self._arrivals.pop())
         finally:
             self._dispatching = False
+        if due_s == math.inf:
+            self._finish_if_done()
+        self._timer.set(min(due_s, self._tick_due_s))
 
     def _send(self, r: RequestState) -> None:
         endpoint = self._servers.choose(r)
@@ -258,16 +259,22 @@ class Driver:
     def _end_level(self, because: str) -> None:
         """Send nothing more, and end the requests in flight."""
         self._over, self._over_because = True, because
+        self._timer.set(math.inf)
         self._give_up()
         self._finish_if_done()
 
-    def _tick(self, number: int) -> None:
+    def _tick(self, now_s: float) -> None:
         """Sample the lag of the loop, and check for stalled streams and the time limit."""
-        if self._over:
-            return
-        now_s = perf_counter()
         self._lag_s.append(max(0.0, now_s - self._tick_due_s))
-        if self._progress is not None and number % _SAY_TICKS == 0:
+        self._tick_due_s = now_s + _TICK_S
+        if now_s - self._start_s >= self._time_limit_s:
+            self._end_level(f"not ended after {self._time_limit_s:g} s")
+        elif len(self._lag_s) % _LOOK_TICKS == 0:
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Tell the progress, and end stalled streams."""
+        if self._progress is not None:
             watch, progress = self._progress
             answering = sum(pool.answering for pool in self._pools)
             so_far = self._failures.progress(self._in_flight) + self._lost.progress(answering)
@@ -275,17 +282,22 @@ class Driver:
             if progress(load, max(0.0, now_s - self._start_s)):
                 self._end_level("the level was ended before its time")
                 return
-        if number % _SWEEP_TICKS == 0:
-            chosen_s = self._options.stall_limit_s
-            limit_s = _STALL_LIMIT_S if chosen_s is None else chosen_s
-            for pool in self._pools:
-                for connection in pool.stalled(now_s - limit_s, unbegun=chosen_s is not None):
-                    connection.break_off(RequestFault.STALLED, f"no token came for {limit_s:g} s")
-        if now_s - self._start_s >= self._time_limit_s:
-            self._end_level(f"not ended after {self._time_limit_s:g} s")
-            return
-        self._tick_due_s = perf_counter() + _TICK_S
-        self._loop.call_later(_TICK_S, self._tick, number + 1)
+        chosen_s = self._options.stall_limit_s
+        limit_s = _STALL_LIMIT_S if chosen_s is None else chosen_s
+        for pool in self._pools:
+            for connection in pool.stalled(now_s - limit_s, unbegun=chosen_s is not None):
+                connection.break_off(RequestFault.STALLED, f"no token came for {limit_s:g} s")
+
+
+@contextlib.contextmanager
+def _switched_fast() -> Iterator[None]:
+    """Let this thread wait no longer than `_SWITCH_S` for another one of this interpreter."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(before_s, _SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def run_coroutine(main: Coroutine[Any, Any, Found]) -> Found:
