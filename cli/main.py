@@ -116,7 +116,9 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code and (struck() or ended.code == _INTERRUPTED):
             leave()
-        raise
+        if _policy_fault(ended) is None:
+            raise
+        sys.exit(_exit_code(ended))
     except KeyboardInterrupt:
         leave()
     except Exception as error:
@@ -151,10 +153,18 @@ def _check_surroundings() -> None:
             )
 
 
-def _exit_code(error: Exception) -> int:
+def _policy_fault(error: BaseException) -> SloBenchError | None:
+    """The error of a policy file as one line; None: it did not come from one."""
+    faults = sys.modules.get(f"{__package__.rpartition('.')[0]}.harness.policies.policy_faults")
+    text = None if faults is None else faults.fault_text(error)
+    return None if text is None else SloBenchError(text)
+
+
+def _exit_code(error: BaseException) -> int:
     """Print an error; return 2 for one that the user can mend, else 70 with its traceback."""
     if isinstance(error, ImportError):
         error = import_failure(error) or error
+    error = _policy_fault(error) or error
     if isinstance(error, SloBenchError):
         from .output.console import harmless
 

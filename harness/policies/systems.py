@@ -6,9 +6,8 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -24,6 +23,7 @@ from ..core.counters import COUNT
 from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
+from .policy_faults import add_module, hold_to_interface, load_fault_text, watched
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
 DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
@@ -376,40 +376,30 @@ def _load(path: Path) -> ModuleType:
         raise SloBenchError(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+    add_module(name)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with watched():
+            spec.loader.exec_module(module)
+        hold_to_interface(module)
+    except BaseException as error:
         del sys.modules[name]
-        raise SloBenchError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        if isinstance(error, SloBenchError) or not isinstance(error, Exception | SystemExit):
+            raise
+        raise SloBenchError(f"{path} cannot be loaded: {load_fault_text(error)}") from error
     return module
 
 
-@contextmanager
-def policy_file_errors() -> Iterator[None]:
-    """Errors inside a policy file of the user's name its line.
-
-    Raises:
-        SloBenchError: in place of any other error that passed a policy file.
-    """
-    try:
-        yield
-    except SloBenchError:
-        raise
-    except Exception as error:
-        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-            if str(frame.f_globals.get("__name__")).startswith(USER_MODULE):
-                place = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
-                raise SloBenchError(f"{place}: {type(error).__name__}: {error}") from error
-        raise
-
-
 def _load_installed(entry: EntryPoint) -> Any:
+    add_module(entry.module)
     try:
-        return entry.load()
-    except Exception as error:
+        with watched():
+            definition = entry.load()
+    except (Exception, SystemExit) as error:
         raise SloBenchError(
-            f"system {entry.name} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+            f"system {entry.name} ({entry.value}) cannot be loaded: {load_fault_text(error)}"
         ) from error
+    hold_to_interface(sys.modules[entry.module])
+    return definition
 
 
 def _as_system(name: str, definition: Any, where: str) -> System:

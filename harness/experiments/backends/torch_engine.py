@@ -40,6 +40,7 @@ from ...engine.torch.migrating import Migrator
 from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
 from ...load_generator.load_progress import LoadProgress, Progress
+from ...policies.policy_faults import policy_errors
 from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
@@ -231,6 +232,7 @@ class LoadedModel(Deployment):
     server: ServerSchema
     workers: Workers | None
 
+    @policy_errors()
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:

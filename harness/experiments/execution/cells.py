@@ -32,7 +32,7 @@ from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks
 from ...engine.simulator.simulate_models import OneModel, simulate_models
-from ...policies.systems import policy_file_errors
+from ...policies.policy_faults import policy_errors
 from ...results.cell_files import (
     Choice,
     Column,
@@ -153,7 +153,7 @@ def run_cell(
     return row
 
 
-@policy_file_errors()
+@policy_errors()
 def simulated(
     spec: CellSpec,
     workload: Workload,
@@ -217,7 +217,7 @@ def _instances(spec: CellSpec) -> dict[str, Any]:
     }
 
 
-@policy_file_errors()
+@policy_errors()
 def _summarised(
     spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
 ) -> Row:

@@ -35,6 +35,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.extras import import_failure
 from ....workloads.whole_file import write_whole
 from ...load_generator.load_progress import LoadProgress
+from ...policies.policy_faults import fault_text
 from ...results.run_folder import Row
 from .cell_specs import CellSpec
 from .cells import run_cell
@@ -443,10 +444,11 @@ def _work(line: Connection[Any, Any]) -> None:
             outcome = None, getattr(importlib.import_module(module), name)(*arguments, *more)
         except SloBenchError as error:
             outcome = type(error).__name__, str(error)
-        except ImportError as error:
-            if (failure := import_failure(error)) is None:
+        except (Exception, SystemExit) as error:
+            failure = import_failure(error) if isinstance(error, ImportError) else None
+            if (text := fault_text(error) if failure is None else str(failure)) is None:
                 raise
-            outcome = SloBenchError.__name__, str(failure)
+            outcome = SloBenchError.__name__, text
         line.send(outcome)
 
 

@@ -23,6 +23,7 @@ from ...core.records.decision_counts import DecisionCounts
 from ...core.state import RequestState
 from ...core.view import Predictions, View
 from ...core.wire import FAILED
+from ...policies.policy_faults import fault_text
 from .contract import StepLog, Tally
 
 
@@ -68,7 +69,8 @@ class PolicyErrors:
         if self.count == 1:
             traceback.print_exception(error)
         if r is not None:
-            text = f"{FAILED}: {hook} of {policy} raised {type(error).__name__}: {error}"
+            problem = fault_text(error) or f"{type(error).__name__}: {error}"
+            text = f"{FAILED}: {hook} of {policy} raised {problem}"
             self._failed.setdefault(r, text[:500])
 
     def failed(self) -> dict[RequestState, str]:

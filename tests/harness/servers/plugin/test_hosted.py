@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from slo_bench.harness.core.decisions import Admission, NextQueue
 from slo_bench.harness.core.policy import Policy, overrides, parameter
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import FAILED
+from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.plugin.contract import IdleView
 from slo_bench.harness.servers.plugin.hosted import FIRST, PolicyErrors, guarded
 from slo_bench.workloads.errors import SloBenchError
@@ -62,6 +64,24 @@ def test_guarded_policy_error_fails_its_request_only(capsys: pytest.CaptureFixtu
     assert errors.failed() == {}
     assert errors.count == 2
     assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_guarded_policy_of_a_file_fails_requests_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "misspelt.py"
+    path.write_text(
+        "from slo_bench.policy import Policy\n"
+        "class Misspelt(Policy):\n"
+        "    def queue_key(self, r, view):\n"
+        "        return r.promt_tokens\n"
+    )
+    policy = system(str(path)).policy
+    assert isinstance(policy, Policy)
+    errors = PolicyErrors()
+    view: Any = IdleView(policy)
+    assert guarded(policy, errors).queue_key(request(5), view) is FIRST
+    (message,) = errors.failed().values()
+    assert f"queue_key of Misspelt raised {path}, line 4, in queue_key: AttributeError" in message
+    assert message.endswith("did you mean prompt_tokens?")
 
 
 def test_guarded_hooks_that_raise_answer_the_default() -> None:
