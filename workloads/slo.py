@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +17,9 @@ from .errors import SloBenchError, UnknownNameError
 from .models import shape_of
 from .request import SLO_COLUMNS
 from .workload import Workload, shortest
+
+_UNITS = {"us": Fraction(1, 10**6), "ms": Fraction(1, 1000), "s": 1, "min": 60, "h": 3600}
+_WITH_UNIT = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ]+)")
 
 
 class SloBound(Protocol):
@@ -143,7 +148,8 @@ def _members(workload: Workload, class_name: str | None) -> Mask:
 def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> SloSpec:
     """Read `ttft=1,tpot=0.15`, `e2e=uniform(1,350)`, `deadline=60`, and by class
     `ttft=1; chat:ttft=0.5,tpot=choice(0.1,0.2)`; or the same as a table,
-    `{"ttft": 1, "chat": {"ttft": 0.5}}`; by model likewise. All in seconds; empty asks for nothing.
+    `{"ttft": 1, "chat": {"ttft": 0.5}}`; by model likewise. A bound has a unit (`80ms`, `1s`,
+    `2min`), or is in seconds; empty asks for nothing.
 
     Raises:
         SloBenchError: a bound is not a positive number or the text has another form.
@@ -162,7 +168,7 @@ def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> S
             raise SloBenchError(f"a class name is missing before ':' in {piece!r}")
         positional, named = parse_values(bounds)
         if positional or not named:
-            raise SloBenchError(f"cannot read SLO {piece!r}; write ttft=1,tpot=0.15 (seconds)")
+            raise SloBenchError(f"cannot read SLO {piece!r}; write ttft=1s,tpot=150ms")
         entries.append(_entry(class_name.strip() if colon else None, named))
     return SloSpec(tuple(entries), slo_scale)
 
@@ -186,9 +192,9 @@ def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
 
 def _bound(value: str | float, label: str) -> SloBound:
     if not isinstance(value, str) or "(" not in value:
-        return FixedBound(positive(value, label))
+        return FixedBound(_seconds(value, label))
     call = parse_call(value)
-    values = tuple(positive(v, label) for v in call.positional)
+    values = tuple(_seconds(bound, label) for bound in call.positional)
     if call.named or not values:
         raise SloBenchError(f"cannot read {label}={value}; write uniform(1,350) or choice(1,2,5)")
     if call.name == "choice":
@@ -198,3 +204,22 @@ def _bound(value: str | float, label: str) -> SloBound:
     if len(values) != 2:
         raise SloBenchError(f"{label}: uniform takes two bounds, as in uniform(1,350)")
     return UniformBound(*values)
+
+
+def _seconds(value: str | float, label: str) -> float:
+    """The seconds of a bound such as 1, `0.15`, `150ms` or `2 min`.
+
+    Raises:
+        SloBenchError: it is no positive number with a unit of time.
+    """
+    with_unit = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if with_unit is None:
+        return positive(value, label)
+    amount, unit = with_unit.groups()
+    if unit not in _UNITS:
+        raise SloBenchError(
+            f"{label}={value}: there is no unit {unit}; write {', '.join(_UNITS)}, or a number of "
+            "seconds"
+        )
+    positive(amount, label)
+    return float(Fraction(amount) * _UNITS[unit])  # 80ms is the very number that 0.08 is

@@ -39,7 +39,7 @@ class Compared:
 
     rates: str | None = option("2,4|2:8:2", "Compare only these offered rates, req/s.")
     slo: str | None = option(
-        "ttft=1,tpot=0.15", "SLO in seconds for all requests, instead of their own bounds."
+        "ttft=1s,tpot=150ms", "SLO for all requests, instead of their own bounds."
     )
     allow_different: list[str] | None = option(
         "NAME", "Compare although this condition differs (a setting). May be repeated."
@@ -177,6 +177,6 @@ def one_slo(text: str) -> Slo:
     fixed = {k: bound.seconds for k, bound in bounds.items() if isinstance(bound, FixedBound)}
     if not fixed or len(fixed) != len(bounds):
         raise SloBenchError(
-            f"--slo {text!r} must be fixed bounds for all requests, as in ttft=1,tpot=0.15"
+            f"--slo {text!r} must be fixed bounds for all requests, as in ttft=1s,tpot=150ms"
         )
     return Slo(**{f"{short}_s": seconds for short, seconds in fixed.items()})

@@ -81,8 +81,8 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
         differing_lines,
         failed_lines,
         headline,
-        not_stationary_text,
         note_lines,
+        overloaded_text,
     )
 
     lines = failed_lines(compared)
@@ -90,7 +90,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     lines += [
         f"warn  {_regression_text(regression)}: "
         + (
-            not_stationary_text(regression.row)
+            overloaded_text(regression.row)
             if regression.row.stationary_a is False
             else "may be noise"
         )

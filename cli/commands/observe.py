@@ -285,10 +285,12 @@ def _unseen_limit(server: ObservedServer, experiment_options: Given) -> str | No
 
 
 def _lines(server: ObservedServer) -> list[str]:
+    from ...reports.figures.figure import seconds_text
     from ...workloads.lengths import mean_tokens
 
     last, (kv_mean, kv_peak) = server.last, server.kv_usage
     prompt, output = (mean_tokens(server.lengths(kind)) for kind in ("prompt", "output"))
+    ttft, itl, e2e = (seconds_text(server.mean_s(metric)) for metric in ("ttft", "itl", "e2e"))
     share = server.cached_share
     cached = "an unknown share" if share is None else f"{share:.0%}"
     burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
@@ -296,8 +298,7 @@ def _lines(server: ObservedServer) -> list[str]:
         f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
         f"load       {server.arrival_rps:.3g} req/s{burst}; prompts {prompt:.0f} tokens, answers "
         f"{output:.0f} in the mean",
-        f"latencies  TTFT {_ms(server.mean_s('ttft'))}, between tokens {_ms(server.mean_s('itl'))},"
-        f" whole {_ms(server.mean_s('e2e'))} in the mean",
+        f"latencies  TTFT {ttft}, between tokens {itl}, whole {e2e} in the mean",
         f"server     {server.mean('running'):.1f} run in the mean, {server.peak('running'):.0f} at "
         f"most; {server.peak('waiting'):.0f} waited at most; KV {kv_mean:.0%}, peak {kv_peak:.0%}",
         f"           {cached} of prompt tokens from the prefix cache; "
@@ -339,10 +340,6 @@ def _headroom_lines(
     else:
         lines.append(f"next       {safest.what}: {safest.how}")
     return [*lines, *(f"note: {note}" for note in headroom.notes)]
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _json(server: ObservedServer, headroom: Headroom | None, unseen: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from ..options.parameters import OUT, argument, option
+from ..options.parameters import OUT, VERBOSE, argument, option
 
 EXAMPLES = (
     "slo-bench report runs/quickstart",
@@ -32,15 +32,15 @@ def report(
         "--plotly",
         default="inline",
     ),
+    verbose: bool = VERBOSE,
 ) -> None:
     """Write the report of finished runs and print a summary."""
     from ...harness.results.read_run import read_runs
     from ...harness.results.run_folder import TUNED
-    from ...reports.figures.levels import combine
     from ...reports.pages.capacity_page import capacity_tables, found_in, only_searches
     from ...reports.pages.run_page import write_report
-    from ...reports.pages.summary_page import summary_table
     from ..output.console import print_lines, terminal
+    from ..output.run_output import print_runs
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
@@ -56,7 +56,7 @@ def report(
         if searched:
             console.print(capacity_tables(searched))
         if not only_searches(searched, runs):
-            console.print(summary_table(combine(runs)))
+            print_runs(runs, verbose=verbose)
         for run in filter(attrgetter("unfinished"), runs):
             console.print(f"careful: {run.unfinished}.", markup=False, soft_wrap=True)
     print_lines(out)

@@ -11,7 +11,7 @@ from ...harness.experiments.config.setting import RUN
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, offer, with_options
-from ..options.parameters import flag
+from ..options.parameters import VERBOSE, flag
 
 EXAMPLES = (
     "slo-bench run",
@@ -45,6 +45,7 @@ def run(
         panel=RUN,
     ),
     execution: options.Execution,
+    verbose: bool = VERBOSE,
     as_json: bool = flag("Print only the rows of cells.csv, as a JSON list.", "--json", panel=RUN),
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
@@ -93,7 +94,7 @@ def run(
         typer.echo(json.dumps(rows, allow_nan=False))
     else:
         with phase("making the tables"):
-            summarise(result, page)
+            summarise(result, page, verbose=verbose)
     if problem is not None:
         raise problem
     if levels and not as_json:

@@ -66,6 +66,9 @@ def flag(text: str, *names: str, default: bool | None = False, panel: str | None
     return typer.Option(default, *names, help=text, rich_help_panel=panel)
 
 
+VERBOSE = flag("Also print every system at every rate, and all notes.", "--verbose", "-v")
+
+
 def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> Any:
     """A flag, such as "--help-all", to be added to the parameters of a command that has been made:
     `then` is called with the context, the flag and whether it was given.

@@ -18,9 +18,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ...reports.terminal.screen import Screen
+
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
+
+_MOST_WIDTH = 1000  # a COLUMNS of millions would fill lines with millions of spaces
 
 
 def harmless(text: str) -> str:
@@ -40,8 +44,10 @@ class _Console(Console):
 
 
 def terminal(**options: Any) -> Console:
-    """Standard output, or with `stderr=True` standard error."""
-    return _Console(**options)
+    """Standard output, or with `stderr=True` standard error; of at most `_MOST_WIDTH` columns."""
+    console = _Console(**options)
+    console.width = min(console.width, _MOST_WIDTH)
+    return console
 
 
 def print_lines(*lines: object) -> None:
@@ -53,8 +59,8 @@ def print_lines(*lines: object) -> None:
 
 
 def print_result(shown: RenderableType, *lines: object) -> None:
-    """Print a table or text, and lines as `print_lines` does."""
-    terminal().print(shown)
+    """Print a screen, a table or text, and lines as `print_lines` does."""
+    terminal().print(shown, soft_wrap=isinstance(shown, Screen))
     print_lines(*lines)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -16,7 +16,7 @@ from ...harness.experiments.execution.offered_load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
-from ...harness.results.read_run import REASON_COLUMN
+from ...harness.results.read_run import REASON_COLUMN, RunResults
 from ...harness.results.run_folder import has_no_result
 from ...harness.servers.launch.backend_names import SIMULATED, TORCH
 from ...harness.servers.server_kinds import LAUNCHED
@@ -138,19 +138,32 @@ def write_page(folder: Path) -> Path:
     return write_report([folder], folder / "report.html")
 
 
-def summarise(result: RunResult, page: Path | None) -> None:
-    """Print the tables of a run, and where its report or folder is."""
+def summarise(result: RunResult, page: Path | None, *, verbose: bool) -> None:
+    """Print the answer of a run, and where its report or folder is; `verbose`: details before."""
     from ...harness.results.read_run import read_runs
+    from .console import print_lines, result_line
+
+    print_runs(read_runs([result.folder]), verbose=verbose)
+    print_lines(result_line(result.folder, page))
+
+
+def print_runs(runs: Sequence[RunResults], *, verbose: bool) -> None:
+    """Print the answer of runs that were not searches; `verbose`: every system at every rate and
+    all notes before it.
+    """
     from ...reports.figures.levels import combine
     from ...reports.pages import decisions_page
-    from ...reports.pages.summary_page import summary_table
-    from .console import print_lines, print_result, result_line
+    from ...reports.terminal.run_answer import run_screen
+    from ...reports.terminal.run_details import run_details
+    from .console import print_lines, print_result
 
-    runs = read_runs([result.folder])
-    shown = summary_table(combine(runs))
-    print_result(shown, result_line(result.folder, page))
-    if beside := decisions_page.beside_sentences(decisions_page.simulated_in(runs)):
-        print_lines(*beside)
+    cells = combine(runs)
+    if verbose:
+        beside = decisions_page.beside_sentences(decisions_page.simulated_in(runs))
+        for screen in run_details(cells):
+            print_result(screen)
+        print_lines(*beside, "")
+    print_result(run_screen(runs, cells))
 
 
 _REPETITIONS = 3  # of every level, by default: separates simulation error from noise

@@ -19,11 +19,11 @@ from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Judgement, Row, Verdict
 
-WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
+WORDS = {"better": "better", "worse": "worse", "none": "not distinguishable", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
     "worse": "worse",
     "better": "better",
-    "none": "no difference shown",
+    "none": "not distinguishable",
     "unknown": "nothing known",
 }
 _STYLES = {"better": "green", "worse": "red", "none": "dim", "unknown": "dim"}
@@ -109,7 +109,7 @@ def rows_table(comparison: Comparison, labels: Iterable[str], *, holm: bool) -> 
 def _cells(row: Row, holm: bool) -> list[str | Cell]:
     verdict = WORDS[row.verdict]
     if row.stationary is False:
-        verdict += f", {not_stationary_text(row)}"
+        verdict += f", {overloaded_text(row)}"
     more = [p_text(row.p_holm)] if holm else []
     style = _STYLES[row.verdict], _CSS.get(row.verdict, "")
     return [row.metric.short, _rate_text(row), *_figures(row), *more, Cell(verdict, *style)]
@@ -125,9 +125,9 @@ def _figures(row: Row) -> tuple[str, ...]:
     return (*values, change_text(row), change_bounds_text(row))
 
 
-def not_stationary_text(row: Row) -> str:
-    """`not stationary after 540 s`, for a row that is not."""
-    return f"not stationary {window_text(row.drifting_after_s)}".rstrip()
+def overloaded_text(row: Row) -> str:
+    """`overloaded after 540 s`."""
+    return f"overloaded {window_text(row.drifting_after_s)}".rstrip()
 
 
 def labels_of(comparison: Comparison) -> list[str]:
@@ -166,8 +166,8 @@ def note_lines(comparison: Comparison) -> Iterable[str]:
     )
     if any(row.stationary is False for row in comparison.rows):
         yield (
-            "not stationary: a backlog grows or attainment drifts, so that the size of the "
-            "difference depends on the time of arrivals that the row names."
+            "overloaded: a queue grows for as long as load lasts, or attainment drifts, so that "
+            "the size of the difference depends on the time of arrivals that the row names."
         )
     yield from comparison.notes
 
@@ -217,7 +217,7 @@ def row_json(row: Row) -> dict[str, Any]:
     return plain
 
 
-_WORDS = {**WORDS, "none": "not distinguishable", "unknown": "not known"}
+_WORDS = {**WORDS, "unknown": "not known"}
 _ESCAPED = {c: f"\\{c}" for c in "\\`*_{}[]<>()#+!|~@"}
 
 

@@ -14,7 +14,7 @@ from .figures import bar_figure
 
 Plain = Mapping[str, Any]  # of tune.json
 
-MARKS = ("finished", "raced out (estimate)", "default", "tuned", "front")
+MARKS = ("finished", "stopped early (estimate)", "default", "tuned", "front")
 FINISHED, LOST, DEFAULT, TUNED, FRONT = MARKS
 UNDECIDED = SearchOutcome.UNDECIDED.value  # the value is a rate that was carried
 

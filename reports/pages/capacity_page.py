@@ -111,7 +111,7 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
         where = "".join(f", {n} {v}" for n, v in pairs) if len(alike) > 1 else ""
         lines.append(
             f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
-            + (f"; not told apart from it: {', '.join(near)}" if near else "")
+            + (f"; not distinguishable from it: {', '.join(near)}" if near else "")
         )
     return lines
 

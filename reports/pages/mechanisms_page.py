@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...harness.core.counters import COUNT
+from ...harness.core.counters import COUNT, OVERTAKES
 from ..figures.facets import by_facet, by_series, facets_of
 from ..figures.figure import rate_text
 from .table import Cell, Table
@@ -15,6 +15,7 @@ from .table import Cell, Table
 MOST_SYSTEMS = 12
 """Systems whose counts a terminal shows; the report shows all."""
 
+_OVERTAKES = COUNT + OVERTAKES
 _NAMES = {"cell", "system", "facet", "series", "run"}
 
 
@@ -67,11 +68,12 @@ def silent(cells: pd.DataFrame) -> list[str]:
     """A sentence for each system with a mechanism that acted in none of its cells."""
     lines = []
     for name, counts in _by_system(cells).items():
-        never = [mechanism_text(counter) for counter, mean in counts.items() if not mean]
-        if len(never) == len(counts):
-            lines.append(f"{name}: no mechanism acted in any cell ({', '.join(never)}).")
-        elif never:
-            lines.append(f"{name}: never in any cell: {', '.join(never)}.")
+        never = [counter for counter, mean in counts.items() if not mean]
+        if _OVERTAKES in never:
+            lines.append(f"{name} never reordered the queue here.")
+        others = ", ".join(mechanism_text(counter) for counter in never if counter != _OVERTAKES)
+        if others:
+            lines.append(f"{name} never did here: {others}.")
     return lines
 
 

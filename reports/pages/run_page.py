@@ -49,12 +49,12 @@ from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
 from .summary_page import (
     CUT,
-    NOT_STATIONARY,
+    OVERLOADED_NOTE,
     best_table,
     cut_answers_text,
     invalid_reason,
     level_table,
-    not_stationary_text,
+    overloaded_levels_text,
     oversize_text,
     shared_cores_text,
     truncated_text,
@@ -257,7 +257,7 @@ def _notices(
             f" are left out of every figure and mean: {_listed(invalid['cell'], 'cells')}. "
             f"Reason of the first: {invalid_reason(invalid)}.",
         ),
-        ("Not stationary.", not_stationary_text(rows), f". {NOT_STATIONARY}"),
+        ("Overloaded.", overloaded_levels_text(rows), f". {OVERLOADED_NOTE}"),
         ("Mechanisms that never acted.", " ".join(mechanisms_page.silent(cells)), ""),
         ("Decisions.", " ".join(decisions_page.sentences(cells)), ""),
         ("Equal results.", " ".join(mechanisms_page.equal_results(cells)), ""),

@@ -3,177 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.text import Text
 
 from ...harness.core.counters import ANSWERS_CUT, COUNT
 from ...harness.results.read_run import REASON_COLUMN
 from ..figures.details import LevelDetail
-from ..figures.facets import abbreviated, by_facet, by_series, facets_of
+from ..figures.facets import by_facet, by_series, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
-from ..figures.labels import is_letter
 from ..figures.levels import (
     AT_A_RATE,
     IN_SLO,
     TARGETS,
     Measure,
     after_text,
-    crossing_back,
     divisor_text,
     has_slo,
     highest_rate,
     highest_text,
-    levels,
     load_text,
     measures,
     offered,
-    origin,
-    series_names,
-    with_series,
 )
-from . import answers_page, bands_page, decisions_page, mechanisms_page, recovered
+from . import answers_page
 from .answer import best_goodput, winners
 from .answers_page import counted_text
 from .table import Cell, Row, Table
 
-MOST_LINES = 60
-"""Longest table of all rates (rows) on a terminal; longer ones are only in the report."""
-
-_LEAST_NAME = 12  # characters of a name before it goes on in the next line
-_BETWEEN = 2  # characters between two columns
 _IN_ROOM = 4  # columns that a narrow screen shows
 _HIGHEST = ("system", *(f"≥ {target:.0%} in SLO" for target in TARGETS))
 
 
-def summary_table(cells: pd.DataFrame) -> RenderableType:
-    """Highest rates per system and each system at each rate; where all have one rate, only that.
-
-    Facets stand one below the other. Means are over the valid seeds; names are shown as they are,
-    never read as markup.
-    """
-    cells = cells if "series" in cells.columns else with_series(cells)
-    names, rows, how = series_names(cells), levels(cells), origin(cells)
-    drifting = _drifting(rows)
-    facets = facets_of(cells)
-    parts: list[RenderableType] = []
-    if failed := answers_page.failed_text(cells):
-        parts += [Text(f"{failed}.", style="bold"), Text()]
-    if offered(cells) == "several rates":
-        highest_rows = {
-            facet: [
-                [row[:3] for row in _rates(facet_cells, rows[rows["facet"] == facet], (), names)]
-            ]
-            for facet, facet_cells in by_facet(cells, facets).items()
-        }
-        parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, highest_rows))
-        if len(rows) <= MOST_LINES:
-            heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE), *drifting)
-            lines = {
-                facet: _by_series(
-                    [
-                        (name, rate_text(rate), *figures)
-                        for name, rate, figures in _each(of_facet, names, drifting=drifting)
-                    ]
-                )
-                for facet, of_facet in by_facet(rows, facets).items()
-            }
-            parts += [Text(), _Stack(f"Mean over seeds ({how})", heads, lines)]
-    else:
-        shown = measures(cells)
-        heads = ("system", *(measure.head for measure in shown), *drifting)
-        lines = {
-            facet: [
-                [(name, *figures) for name, _, figures in _each(of_facet, names, shown, drifting)]
-            ]
-            for facet, of_facet in by_facet(rows, facets).items()
-        }
-        parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
-    worth = recovered.table(cells)
-    if worth.groups:
-        parts += [Text(), worth.rich(worth.label), Text(worth.note, style="dim")]
-    parts += [Text(note, style="dim") for note in _notes(cells, rows)]
-    return Group(*parts)
-
-
-def _drifting(rows: pd.DataFrame) -> tuple[str, ...]:
+def overload_heads(rows: pd.DataFrame) -> tuple[str, ...]:
     """The head of the column that says when levels were measured; none where all are stationary."""
-    return ("not stationary",) if rows["drifting"].any() else ()
+    return (OVERLOADED,) if rows["drifting"].any() else ()
 
 
-def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
-    return [[row for row in rows if row[0] == name] for name in dict.fromkeys(r[0] for r in rows)]
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """Tables one below the other whose columns are as wide, in a terminal of any width.
-
-    `facets` holds the rows of each, in groups between which there is room.
-    """
-
-    title: str
-    heads: Sequence[str]
-    facets: Mapping[str, Sequence[Sequence[Row]]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [row for groups in self.facets.values() for group in groups for row in group]
-        widths = [
-            max(len(str(text)) for text in column) for column in zip(self.heads, *rows, strict=True)
-        ]
-        left = options.max_width - sum(width + _BETWEEN for width in widths[1:]) - _BETWEEN
-        widths[0] = min(widths[0], max(_LEAST_NAME, left))
-        table = Table("", self.heads, [])
-        yield table.rich(self.title, widths=widths, show_edge=False)
-        for place, (facet, groups) in enumerate(self.facets.items()):
-            if len(self.facets) > 1:
-                yield Text(f"\n{facet}" if place else facet, style="bold")
-            facet_table = replace(table, groups=[("", group) for group in groups])
-            yield facet_table.rich(widths=widths, show_header=False, show_edge=False)
-
-
-def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    notes = [divisor_text(cells)]
-    if offered(cells) == "several rates":
-        series = cells.groupby(["facet", "series"])
-        if any(highest_rate(series_cells, TARGETS[0]).at_end for _, series_cells in series):
-            notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
-        notes += [f"{text}." for target in TARGETS for text in crossing_back(cells, target)]
-        if len(rows) > MOST_LINES:
-            notes.append(f"Every system at every rate, {len(rows)} lines: cells.csv and report.")
-    for name, text in abbreviated(cells).items():
-        if is_letter(name.rpartition(" ")[2]):  # says nothing unless it is explained
-            notes.append(f"{name}: {text}")
+def careful_lines(cells: pd.DataFrame) -> list[str]:
+    """Sentences on what may make the results others than they seem; none where nothing does."""
     invalid = cells[~cells["valid"]]
     left_out = f"{len(invalid)} of {len(cells)}" if len(invalid) else ""
     too_long = "Too long for the context or the KV cache, and missed: "
     # Of each a beginning, what is empty where there is nothing to say, and the end.
     facts = [
+        ("", answers_page.failed_text(cells), "."),
         ("unfitted: step times of ", unfitted_pairs(cells), " are an analytic estimate."),
         ("", left_out, f" cells are invalid and left out: {invalid_reason(invalid)}."),
-        ("not stationary: ", not_stationary_text(rows), f". {NOT_STATIONARY}"),
-        ("J per output token, lowest and highest rate: ", _energy_text(rows), "."),
         (too_long, oversize_text(cells), "."),
         ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
         ("", cut_answers_text(cells), CUT),
-        ("", shared_cores_text(cells), "."),
         *(("", text, ".") for text in answers_page.sentences(cells)),
         ("Served with fewer tokens than the workload has: ", truncated_text(cells), "."),
     ]
-    return [
-        *notes,
-        *(f"{begin}{text}{end}" for begin, text, end in facts if text),
-        *bands_page.notes(cells),
-        *mechanisms_page.notes(cells),
-        *decisions_page.sentences(cells),
-    ]
+    return [f"{begin}{text}{end}" for begin, text, end in facts if text]
 
 
-def _energy_text(rows: pd.DataFrame) -> str:
+def energy_text(rows: pd.DataFrame) -> str:
     """Each system's joules per output token at its lowest and its highest rate; "" if unknown."""
     texts = {}
     for name, series_rows in _powered(rows).groupby("series", sort=False):
@@ -190,14 +77,15 @@ def invalid_reason(invalid: pd.DataFrame) -> str:
 
 
 CUT = ": its throughput and latency are not those of whole answers."
-NOT_STATIONARY = (
-    "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
-    "change with a longer run."
+OVERLOADED = "overloaded"
+OVERLOADED_NOTE = (
+    "The queue grows for as long as load lasts, or attainment drifts: the figures hold after that "
+    "time of arrivals and change with a longer run."
 )
 
 
-def not_stationary_text(rows: pd.DataFrame) -> str:
-    """`vllm at 8, 12 req/s after 540 s`: the levels with a cell that is not stationary."""
+def overloaded_levels_text(rows: pd.DataFrame) -> str:
+    """`vllm at 8, 12 req/s after 540 s`: the levels with an overloaded cell."""
     drifting_rows = rows[rows["drifting"]]
     points: dict[tuple[str, ...], list[str]] = {}
     for _, row in drifting_rows.iterrows():
@@ -281,7 +169,7 @@ def best_table(
         ]
     else:
         kind, caption = "", f"Means over seeds, {load_text(cells)}"
-        shown, drifting = measures(cells), _drifting(rows)
+        shown, drifting = measures(cells), overload_heads(rows)
         heads = ["system", *(m.head for m in shown), *drifting, price]
         groups = [
             (
@@ -292,7 +180,7 @@ def best_table(
                         *figures,
                         _cost(details, facet, name, rate),
                     )
-                    for name, rate, figures in _each(of_facet, names, shown, drifting)
+                    for name, rate, figures in each_level(of_facet, names, shown, drifting)
                 ],
             )
             for facet, of_facet in by_facet(rows, facets).items()
@@ -327,7 +215,7 @@ def _rates(
         )
 
 
-def _each(
+def each_level(
     rows: pd.DataFrame,
     names: Sequence[str],
     shown: Sequence[Measure] = AT_A_RATE,
@@ -386,7 +274,7 @@ LEVEL_HEADS = (
     "Tokens/s",
     "KV peak",
     "Preemptions",
-    "Not stationary",
+    "Overloaded",
 )
 
 

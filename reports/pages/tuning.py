@@ -20,7 +20,7 @@ from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
 from .answers_page import surplus_text
 from .document import PlotlyJs, page, write_page
-from .summary_page import NOT_STATIONARY
+from .summary_page import OVERLOADED_NOTE
 from .table import Table, one_group
 
 
@@ -81,7 +81,7 @@ def headline(tuning: Plain) -> str:
     states = [row["state"] for row in tuning["trials"]]
     counts = [f"{states.count(FINISHED)} searched to the end"]
     others = ("undecided", "failed", "infeasible")
-    for state, words in (("lost", "raced out"), *zip(others, others, strict=True)):
+    for state, words in (("lost", "stopped early"), *zip(others, others, strict=True)):
         if count := states.count(state):
             counts.append(f"{count} {words}")
     return (
@@ -128,7 +128,7 @@ def _divisor(tuning: Plain) -> str:
 
 
 def _trials_note(tuning: Plain) -> str:
-    """What goodput divides by, which of the best and the default are not stationary, and which did
+    """What goodput divides by, which of the best and the default are overloaded, and which did
     not answer all requests, where that alone makes an objective better.
     """
     shown = [row for row in tuning["trials"] if row["default"] or row["number"] in tuning["best"]]
@@ -151,7 +151,7 @@ def _trials_note(tuning: Plain) -> str:
     notes = (
         _divisor(tuning),
         unanswered,
-        drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}",
+        drifting and f"Overloaded: {drifting}. {OVERLOADED_NOTE}",
     )
     return " ".join(filter(None, notes))
 
@@ -199,7 +199,7 @@ def _ablation_table(tuning: Plain) -> Table:
     heads = ("parameter", "winner", "default", "change", "95 % interval", "")
     rows = []
     for row in tuning["ablations"]:
-        verdict = "matters" if row["matters"] else "no difference shown"
+        verdict = "matters" if row["matters"] else "not distinguishable"
         change, interval = "–", first_line(row["problem"])
         if row["change"] is not None:
             points = row["objective"] == "attainment"
@@ -230,7 +230,7 @@ def _confirmed_table(tuning: Plain) -> Table:
     heads = ("workload", "configuration", "objective", "value", "95 % interval", "")
     rows = [_confirmed_cells(tuning, row) for row in tuning["confirmed"]]
     drifts = any(row.get(DRIFTING) for row in tuning["confirmed"])
-    note = " ".join(filter(None, (_divisor(tuning), f"Not stationary: {NOT_STATIONARY}" * drifts)))
+    note = " ".join(filter(None, (_divisor(tuning), f"Overloaded: {OVERLOADED_NOTE}" * drifts)))
     return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long", note=note)
 
 
@@ -241,7 +241,7 @@ def _confirmed_cells(tuning: Plain, row: Plain) -> list[str]:
         interval = f"{value_text(name, row['low'])} to {value_text(name, row['high'])}"
     verdict = row["verdict"] or first_line(row["problem"])
     if after_s := row.get(DRIFTING):
-        verdict = ", ".join(filter(None, (verdict, f"not stationary {window_text(after_s)}")))
+        verdict = ", ".join(filter(None, (verdict, f"overloaded {window_text(after_s)}")))
     return [
         _where(row, tuning["backend"]),
         row["configuration"],
@@ -349,7 +349,7 @@ def _trials(tuning: Plain) -> Table:
     rows = []
     for row in tuning["trials"]:
         settings = [parameter_text(row["configuration"].get(name, "")) for name in tuning["space"]]
-        state = "raced out" if row["state"] == "lost" else row["state"]
+        state = "stopped early" if row["state"] == "lost" else row["state"]
         state += f": {first_line(row['reason'])}" if row["reason"] else ""
         number, requests = str(row["number"]), f"{row['requests']:,}"
         rows.append([number, state, *_figures(tuning, row), requests, *settings])

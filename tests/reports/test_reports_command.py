@@ -27,7 +27,9 @@ def test_report_of_one_run_is_written_into_its_folder(make_run):
     assert result.exit_code == 0, result.output
     assert (folder / "report.html").is_file()
     assert str(folder / "report.html") in result.output
-    assert "Highest tested rate" in result.output
+    assert "3 rates from 1 to 5 req/s" in " ".join(result.output.split())
+    assert "TTFT p99" not in result.output
+    assert "TTFT p99" in invoke(folder, "--verbose").output
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def tuning():
             confirmed("sharegpt", "default", 2.0),
             confirmed("sharegpt", "trial 2", 2.8, "better"),
             confirmed("azure-conv", "default", 5.0),
-            confirmed("azure-conv", "trial 2", 5.05, "not told apart"),
+            confirmed("azure-conv", "trial 2", 5.05, "not distinguishable"),
         ],
     }
 
@@ -109,7 +109,7 @@ def printed(tuning):
 def test_tuning_headline_counts_trials_cut_short(tuning):
     assert headline(tuning) == (
         "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
-        "1 raced out, 1 failed), 4,000 requests (simulated)"
+        "1 stopped early, 1 failed), 4,000 requests (simulated)"
     )
 
 
@@ -117,13 +117,13 @@ def test_tuning_text_gives_the_duration_of_trials_not_stationary(tuning):
     assert "tationary" not in printed(tuning)
     for number in (1, 2):  # 1 is neither the best nor the default
         tuning["trials"][number]["figures"] = {"drifting_after_s": 540.0}
-    assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(tuning)
+    assert "Overloaded: trial 2 after 540 s. The queue grows" in printed(tuning)
 
 
 def test_confirmed_sentence_names_workloads_not_told_apart(tuning):
     assert confirmed_sentence(tuning) == (
         "trial 2 on sharegpt: better than the default, +40.0 %; "
-        "trial 2 on azure-conv: not told apart, +1.0 %"
+        "trial 2 on azure-conv: not distinguishable, +1.0 %"
     )
     tuning["best"] = [0]
     tuning["confirmed"] = [confirmed("sharegpt", "default", 2.0)]
@@ -221,10 +221,10 @@ def test_tuning_text_marks_confirmation_runs_not_stationary(tuning, tmp_path):
     page = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
     shown = " ".join(printed(tuning).split())
     for text in (page, shown):
-        assert "not stationary after 214 s" in text
-        assert "better, not stationary after 198 s" in text
-        assert "Not stationary: The backlog grows" in text
+        assert "overloaded after 214 s" in text
+        assert "better, overloaded after 198 s" in text
+        assert "Overloaded: The queue grows" in text
     for row in tuning["confirmed"]:
         row["drifting_after_s"] = None
     page = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
-    assert "not stationary" not in page.lower()
+    assert "overloaded" not in page.lower()

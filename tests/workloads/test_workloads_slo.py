@@ -111,3 +111,31 @@ def test_unknown_slo_class_is_refused_with_a_suggestion():
 def test_impossible_slo_scales_are_refused(scale):
     with pytest.raises(SloBenchError, match="slo_scale"):
         parse_slo("ttft=1", slo_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("with_units", "in_seconds"),
+    [
+        ("ttft=1s,tpot=80ms", "ttft=1,tpot=0.08"),
+        ("ttft=1.5 s; chat:e2e=2min", "ttft=1.5; chat:e2e=120"),
+        ("tpot=150000us,deadline=1h", "tpot=0.15,deadline=3600"),
+        ("e2e=uniform(500ms,350s)", "e2e=uniform(0.5,350)"),
+        ({"ttft": "350ms", "chat": {"tpot": "35e1ms"}}, "ttft=0.35; chat:tpot=0.35"),
+    ],
+)
+def test_slo_bounds_take_units_of_time(with_units, in_seconds):
+    assert parse_slo(with_units) == parse_slo(in_seconds)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("ttft=1m", "there is no unit m; write us, ms, s, min, h"),
+        ("ttft=0ms", "must be positive"),
+        ("ttft=1.2.3s", "number"),
+        ("ttft=ms", "number"),
+    ],
+)
+def test_slo_bounds_with_wrong_units_are_refused(spec, says):
+    with pytest.raises(SloBenchError, match=says):
+        parse_slo(spec)

@@ -42,7 +42,7 @@ _QUANTILE = 0.975
 MOST_WINNERS = 4  # of a front
 
 Confirming = Callable[[int, int], None]  # configurations done, of how many
-Verdict = Literal["better", "worse", "not told apart", ""]
+Verdict = Literal["better", "worse", "not distinguishable", ""]
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _verdict(row: Confirmed, base: Confirmed, objective: TuningObjective) -> Ver
         return "better" if objective.maximise else "worse"
     if high < base_low:
         return "worse" if objective.maximise else "better"
-    return "not told apart"
+    return "not distinguishable"
 
 
 SEEDS = 8

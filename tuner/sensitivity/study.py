@@ -229,7 +229,7 @@ def study(
     if running.drifting_after_s:
         drifting = (f"{s} after {time_s:.3g} s" for s, time_s in running.drifting_after_s.items())
         notes.append(
-            f"Not stationary at the base: {', '.join(drifting)}. The figures hold after that time "
+            f"Overloaded at the base: {', '.join(drifting)}. The figures hold after that time "
             "of arrivals and change with a longer run."
         )
     return Sensitivity(

@@ -474,11 +474,12 @@ class ExperimentSchema(BaseModel):
     )
     slo: Axis[str | SloTable] = setting(
         ARRIVES,
-        "SLO, bounds in seconds: any of ttft, tpot, e2e, deadline. e2e=uniform(1,350): drawn "
+        "SLO: bounds of any of ttft, tpot, e2e, deadline, as 150ms, 2min or, in seconds, 0.15. "
+        "e2e=uniform(1,350): drawn "
         "for each request; 'chat:ttft=0.5; batch:e2e=60': by request class; '': the trace's "
         "own. May be repeated to compare SLOs.",
         ("ttft=1,tpot=0.15",),
-        metavar="ttft=1,tpot=0.15",
+        metavar="ttft=1s,tpot=150ms",
         repeated=True,
     )
     slo_scale: Axis[Positive] = setting(

@@ -341,7 +341,7 @@ def test_comparison_rows_not_stationary_have_their_duration(make):
     assert {row.drifting_after_s for row in comparison.rows} == {540.0}
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(comparison_text(comparison))
-    assert "not shown, not stationary after 540 s" in console.export_text()
+    assert "not distinguishable, overloaded after 540 s" in console.export_text()
     assert {row["drifting_after_s"] for row in comparison_json(comparison)["rows"]} == {540.0}
     same = compare(*[read_results(steady)] * 2, metrics=METRICS)
     assert {row["drifting_after_s"] for row in comparison_json(same)["rows"]} == {None}

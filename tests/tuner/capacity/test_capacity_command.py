@@ -26,13 +26,14 @@ def test_report_of_a_capacity_search_shows_no_means_of_levels(slo_bench, tmp_pat
     code, out, _ = slo_bench("report", "o")
     assert code == 0
     assert "Capacity, req/s (simulated)" in out
-    assert "Highest tested rate" not in out + (tmp_path / "o" / "report.html").read_text()
+    assert "req/s at 90 %" not in out
+    assert "Highest tested rate" not in (tmp_path / "o" / "report.html").read_text()
     load = ["-s", "vllm", "--rates", "1,2", "--requests", "50", "--seeds", "1", "--no-report"]
     assert slo_bench("run", *load, "--out", "r")[0] == 0
     code, out, _ = slo_bench("report", "o", "r", "--out", "both.html")
     assert code == 0
     assert "Capacity, req/s (simulated)" in out
-    assert "Highest tested rate" in out
+    assert "at 90 %" in out
     assert "Highest tested rate" in (tmp_path / "both.html").read_text()
 
 
@@ -146,10 +147,14 @@ def test_capacity_names_the_best_configuration():
         _found("3-1", 6.2, 5.8, 6.5, **on, **{"distserve.prefill_instances": 3}),
     ]
     (line,) = best_lines(rows)
-    assert line == ("best at ≥ 0.9: 2-2 with 12.4 req/s on 4 GPUs; not told apart from it: 1-3")
+    assert line == (
+        "best at ≥ 0.9: 2-2 with 12.4 req/s on 4 GPUs; not distinguishable from it: 1-3"
+    )
     other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
     assert best_lines([*rows, other]) == [line.replace("0.9:", "0.9, workload azure-conv:")]
     assert best_lines([other]) == []
     assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
     endless = [_found("a", None, 9.0, None), _found("b", None, 8.0, None), _found("c", 4, 3, 5)]
-    assert best_lines(endless) == ["best at ≥ 0.9: a with > 9 req/s; not told apart from it: b"]
+    assert best_lines(endless) == [
+        "best at ≥ 0.9: a with > 9 req/s; not distinguishable from it: b"
+    ]

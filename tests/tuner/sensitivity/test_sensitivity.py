@@ -181,7 +181,7 @@ def test_study_notes_a_base_that_is_not_stationary():
     """vLLM takes about 8 req/s: at 40 its queue grows for as long as requests arrive."""
     over = cells("vllm", "sarathi", rate=40.0, requests=1500, seeds=1, slo="ttft=1")
     (note,) = study(over, [], Ranked("attainment")).notes
-    assert re.match(r"Not stationary at the base: vllm after 3\d\.?\d* s, sarathi after", note)
+    assert re.match(r"Overloaded at the base: vllm after 3\d\.?\d* s, sarathi after", note)
     calm = cells("vllm", "sarathi", rate=2.0, requests=300, seeds=1)
     assert study(calm, [], Ranked("attainment")).notes == ()
 

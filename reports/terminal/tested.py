@@ -1,0 +1,166 @@
+"""What was tested, in a few lines: model, GPUs, workload, SLO, seeds and duration."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ...harness.experiments.allowances import configurations
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import listed
+from ...harness.results.read_run import RunResults, detail_file, read_table
+from ...workloads.errors import SloBenchError
+from ...workloads.parsing import parse_toml
+from ...workloads.slo import ChoiceBound, FixedBound, SloBound, UniformBound, parse_slo
+from ..figures.figure import rate_text, seconds_text
+from ..figures.levels import offered, origin
+
+_MOST_NAMED = 4  # workloads, models or SLOs; more are counted
+_DECIDING = {
+    "chunk_tokens": "chunk",
+    "chunked_prefill_tokens": "chunk",
+    "max_num_batched_tokens": "budget",
+    "token_budget": "budget",
+    "max_batch": "batch",
+}
+"""Parameters that decide how a system does, and what they are called beside its name."""
+
+_UNITS = {
+    "chunk": "prompt tokens in a step",
+    "budget": "tokens in a step",
+    "batch": "requests",
+}
+
+
+def tested_lines(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[str]:
+    """Lines that name what the cells of these runs tested."""
+    tables = [table for run in runs if (table := _table(run)) is not None]
+    models = _named([f"{name}" for name in dict.fromkeys(cells["model"])], "models")
+    hardware = " and ".join(_gpus(cells, str(gpu)) for gpu in dict.fromkeys(cells["gpu"]))
+    slos = list(dict.fromkeys(text for table in tables for text in _slos(table)))
+    lines = [
+        f"{origin(cells)}: {models} on {hardware}",
+        f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
+        f"SLO: {_named(slos, 'SLOs')}" if slos else "",
+        f"runs: {_length(cells)}",
+    ]
+    return list(filter(None, lines))
+
+
+def _table(run: RunResults) -> dict[str, Any] | None:
+    try:
+        return parse_toml(run.experiment_toml)
+    except tomllib.TOMLDecodeError:
+        return None  # the report shows the file as it is
+
+
+def _named(texts: Sequence[str], noun: str) -> str:
+    return ", ".join(texts) if len(texts) <= _MOST_NAMED else f"{len(texts)} {noun}"
+
+
+def _gpus(cells: pd.DataFrame, gpu: str) -> str:
+    counts = sorted(set(cells.loc[cells["gpu"] == gpu, "gpus"].dropna()))
+    low, high = (f"{counts[end]:g}" for end in (0, -1)) if counts else ("?", "?")
+    return f"{low} × {gpu}" if low == high else f"{low} to {high} × {gpu}"
+
+
+def _slos(table: Mapping[str, Any]) -> Iterator[str]:
+    scales = [f"{scale:g} × " if scale != 1 else "" for scale in listed(table.get("slo_scale", 1))]
+    for slo in listed(table.get("slo", "")):
+        with contextlib.suppress(SloBenchError):
+            words = slo_words(slo) or "the workload's own"
+            yield from (f"{scale}({words})" if scale else words for scale in scales)
+
+
+def slo_words(slo: str | Mapping[str, Any]) -> str:
+    """`TTFT ≤ 1 s, TPOT ≤ 150 ms`, by class of requests where it differs; empty without bounds."""
+    parts = []
+    for entry in parse_slo(slo).entries:
+        bounds = (f"{name.upper()}\xa0≤\xa0{_bound(b)}" for name, b in entry.bounds.items())
+        parts.append(f"{entry.class_name}: " * bool(entry.class_name) + ", ".join(bounds))
+    return "; ".join(parts)
+
+
+def _bound(bound: SloBound) -> str:
+    if isinstance(bound, UniformBound):
+        return f"{_time(bound.low_s)} to {_time(bound.high_s)} by request"
+    if isinstance(bound, ChoiceBound):
+        return f"{' or '.join(map(_time, bound.seconds))} by request"
+    return _time(bound.seconds) if isinstance(bound, FixedBound) else str(bound)
+
+
+def _time(seconds: float) -> str:
+    return seconds_text(seconds).replace(" ", "\xa0")
+
+
+def _workloads(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[str]:
+    """`sharegpt (mean 226 prompt, 191 output tokens)`, by the requests of a cell of each."""
+    for name, rows in cells.groupby("workload", sort=False):
+        first = rows.iloc[0]
+        run = runs[int(first["folder"])]
+        try:
+            path = detail_file(run.path / "requests", str(first["cell"]))
+            requests = read_table(path, ("prompt_tokens", "expected_output_tokens"))
+            prompt, output = (float(requests[column].mean()) for column in requests)
+            yield f"{name} (mean {prompt:,.0f} prompt, {output:,.0f} output tokens)"
+        except SloBenchError:
+            yield str(name)  # without records
+
+
+def _rates(cells: pd.DataFrame) -> str:
+    rates = sorted(set(cells["level_rps"]))
+    if offered(cells) == "at once":
+        return ", all requests at once"
+    low, high = (rate_text(rates[end]) for end in (0, -1))
+    if low == high:
+        return f", {low}\xa0req/s"
+    return f", {len(rates)}\xa0rates from {low}\xa0to\xa0{high}\xa0req/s"
+
+
+def _length(cells: pd.DataFrame) -> str:
+    seeds = cells["seed"].nunique()
+    text = f"{seeds}\xa0seed{'s' * (seeds > 1)}, "
+    text += f"{_span(cells['requests'], '{:,.0f}')}\xa0requests a run"
+    if "arrival_window_s" in cells and cells["arrival_window_s"].notna().all():
+        spans_s = cells["arrival_window_s"]
+        low, high = (_time(float(span_s)) for span_s in (spans_s.min(), spans_s.max()))
+        text += f", arriving in {low}" + f" to {high}" * (low != high)
+    return text
+
+
+def _span(values: pd.Series[Any], form: str) -> str:
+    low, high = (form.format(float(value)) for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def deciding_settings(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, str]:
+    """`chunk 512` by the name of a simulated system: the setting that decides how it does.
+
+    Systems whose setting is swept (their series say it), and those not known here, are left out.
+    """
+    settings: dict[str, str] = {}
+    for run in runs:
+        try:
+            experiment = ExperimentSchema(**parse_toml(run.experiment_toml))
+            if experiment.backend != "simulated" or experiment.variants:
+                continue
+            for reference in experiment.systems:
+                system = next(configurations(reference, experiment))
+                for parameter, value in system.parameters().items():
+                    word = _DECIDING.get(parameter)
+                    if word and value and f"{system.name}.{parameter}" not in cells:
+                        settings.setdefault(system.name, f"{word}\xa0{value:,}")
+                        break
+        except (SloBenchError, tomllib.TOMLDecodeError):
+            continue
+    return settings
+
+
+def settings_note(settings: Mapping[str, str]) -> str:
+    """`chunk of prompt tokens in a step, batch of requests`; empty without settings."""
+    words = dict.fromkeys(text.partition("\xa0")[0] for text in settings.values())
+    return ", ".join(f"{word} of {_UNITS[word]}" for word in words)

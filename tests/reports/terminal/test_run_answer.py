@@ -1,0 +1,130 @@
+"""The answer of a run on a terminal: what it names, in any width."""
+
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from slo_bench.harness.results.read_run import read_runs
+from slo_bench.reports.figures.levels import combine
+from slo_bench.reports.terminal.leads import crossing_rps, groups_of_leads
+from slo_bench.reports.terminal.run_answer import run_screen
+from slo_bench.reports.terminal.tested import slo_words
+
+TOML = (
+    'systems = ["vllm", "sarathi"]\nslo = "ttft=1s,tpot=60ms"\nseeds = 3\n'
+    "[parameters.sarathi]\nchunk_tokens = 256\n"
+)
+
+
+def printed(folders, *, width=80, change=lambda cells: cells):
+    runs = read_runs(folders)
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(run_screen(runs, change(combine(runs))), soft_wrap=True)
+    return stream.getvalue()
+
+
+def test_run_screen_names_what_was_tested_and_ends_with_the_answer(make_run):
+    folder = make_run(systems=["vllm", "sarathi"], seeds=3, requests=60, toml=TOML)
+    lines = printed([folder]).splitlines()
+    assert lines[0] == "simulated: llama-3.1-8b on 1 × a100-80g"
+    assert lines[1].startswith("workload: sharegpt (mean ")
+    assert "3 rates from 1 to 5 req/s" in " ".join(" ".join(lines[1:3]).split())
+    text = "\n".join(lines)
+    assert "SLO: TTFT ≤ 1 s, TPOT ≤ 60 ms" in text
+    assert "3 seeds, 60 requests a run" in text
+    assert "sarathi (chunk 256)" in text
+    assert "vllm (budget 2,048)" in text
+    assert " carries " in lines[-1] or " carries " in lines[-2]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_run_screen_keeps_words_whole_in_any_width(make_run, width):
+    axes = {"vllm.a_parameter": ["a value of words", "2"]}
+    systems = ["vllm", "orca", "sarathi"]
+    folder = make_run(systems=systems, axes=axes, requests=30, seeds=3)
+    wide = set(printed([folder], width=500).split())
+    text = printed([folder], width=width)
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+    assert set(text.replace("─", "").split()) <= wide | {"not", "shown", "columns:", str(width)}
+
+
+def test_run_screen_of_a_terminal_of_millions_of_columns_ends(make_run):
+    folder = make_run(requests=30)
+    assert len(printed([folder], width=99_999_999)) < 5_000
+
+
+def test_run_screen_leaves_optional_columns_out_by_name(make_run):
+    folder = make_run(requests=30, usd_per_slo_request=0.001)
+    assert "US$ per 1,000" in printed([folder])
+    assert "not shown in 30 columns: US$ per 1,000 in SLO" in " ".join(
+        printed([folder], width=30).split()
+    )
+
+
+def test_run_screen_of_facets_and_of_runs_at_once(make_run):
+    axes = {"workload": ["azure-conv", "sharegpt"]}
+    text = printed([make_run(axes=axes, requests=30)])
+    assert "azure-conv (mean" in text
+    assert text.count(" carries ") + text.count("No system keeps") == 2
+    at_once = make_run("once", rates=[4.0], requests=30, rate_rps="", toml='slo = ""\n')
+    text = printed([at_once])
+    assert "all requests at once" in text
+    assert "finished req/s" in text
+
+
+def test_run_screen_says_overloaded_not_stationary(make_run):
+    def drifting(cells):
+        late = cells["level_rps"] == 5
+        flags = [not is_late for is_late in late]
+        attainment = cells["attainment"].mask(late, 0.1)
+        return cells.assign(
+            stationary=pd.Series(flags, cells.index, dtype=object), attainment=attainment
+        )
+
+    text = " ".join(printed([make_run(requests=30)], change=drifting).split())
+    assert "overloaded (the queue grows for as long as load lasts): from 5 req/s" in text
+    assert "stationary" not in text
+
+
+def test_run_screen_of_a_run_without_a_valid_cell(make_run):
+    text = printed([make_run(requests=30, valid=False, invalid_because="late client")])
+    assert "6 of 12 cells" not in text
+    assert "12 of 12 cells are invalid and left out: late client." in " ".join(text.split())
+    assert "No cell is valid: nothing was measured." in text
+
+
+def test_groups_of_leads_hold_what_differs_within_its_interval():
+    values = {
+        "a": {0: 3.0, 1: 3.1, 2: 3.2},
+        "b": {0: 3.1, 1: 3.0, 2: 3.15},
+        "c": {0: 2.0, 1: 2.1, 2: 2.2},
+    }
+    assert groups_of_leads(values) == [["a", "b"], ["c"]]
+
+
+def test_groups_of_leads_of_one_seed_hold_equal_values_alone():
+    assert groups_of_leads({"a": {0: 3.0}, "b": {0: 3.0}, "c": {0: 2.9}}) == [["a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("attainment_by_rate", "rate_rps"),
+    [({1.0: 1.0, 2.0: 0.8}, 1.5), ({2.0: 0.8}, 1.0), ({1.0: 0.95, 3.0: 0.9}, 3.0)],
+)
+def test_crossing_rps_is_linear_between_rates(attainment_by_rate, rate_rps):
+    assert crossing_rps(attainment_by_rate, 0.9) == pytest.approx(rate_rps)
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        ("ttft=1,tpot=0.15", "TTFT ≤ 1 s, TPOT ≤ 150 ms"),
+        ("ttft=500ms; batch:e2e=1min", "TTFT ≤ 500 ms; batch: E2E ≤ 60 s"),
+        ("e2e=uniform(1s,350s)", "E2E ≤ 1 s to 350 s by request"),
+        ({"ttft": 2, "chat": {"tpot": "80ms"}}, "TTFT ≤ 2 s; chat: TPOT ≤ 80 ms"),
+        ("", ""),
+    ],
+)
+def test_slo_words_of_each_form(slo, words):
+    assert slo_words(slo).replace("\xa0", " ") == words
