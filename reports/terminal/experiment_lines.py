@@ -129,7 +129,7 @@ def _rates(cells: pd.DataFrame) -> str:
     low, high = (rate_text(rates[end]) for end in (0, -1))
     if low == high:
         return f", {low}\xa0req/s"
-    return f", {len(rates)}\xa0rates from {low}\xa0to\xa0{high}\xa0req/s"
+    return f", {len(rates)}\xa0rates\xa0from\xa0{low}\xa0to\xa0{high}\xa0req/s"
 
 
 def _length(cells: pd.DataFrame, *, search: bool) -> str:
