@@ -24,7 +24,7 @@ from ...workloads.errors import SloBenchError
 from ..interrupts import interruptible
 from ..options import declared as options
 from ..options.from_schema import Given, offer, with_options
-from ..options.parameters import flag
+from ..options.parameters import VERBOSE, flag
 from ..output.progress import changing_line
 
 if TYPE_CHECKING:
@@ -77,17 +77,18 @@ def capacity(
     ),
     search: Given = offer(CapacityOptions),
     execution: options.Execution,
+    verbose: bool = VERBOSE,
     as_json: bool = flag("Print only the capacities, as a JSON list.", "--json"),
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
+    from ...harness.results.read_run import read_runs
     from ...harness.servers.launch.backend_names import SIMULATED
-    from ...reports.pages.capacity_page import capacity_tables
     from ...tuner.capacity.folder import search_capacity
     from ..options.experiment_options import experiment_of
-    from ..output.console import print_result, result_line
-    from ..output.run_output import write_page
+    from ..output.console import print_lines, result_line
+    from ..output.run_output import print_searches, write_page
 
     rates = experiment_options.settings.get("rates", ())
     if len(rates) > 2 or list(rates) != sorted(rates):
@@ -129,7 +130,8 @@ def capacity(
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
-    print_result(capacity_tables(rows), _advice(rows, folder), result_line(folder, page))
+    print_searches(rows, read_runs([folder]), verbose=verbose)
+    print_lines(_advice(rows, folder), result_line(folder, page))
 
 
 def _advice(rows: Sequence[Mapping[str, Any]], folder: Path) -> str | None:

@@ -37,10 +37,10 @@ def report(
     """Write the report of finished runs and print a summary."""
     from ...harness.results.read_run import read_runs
     from ...harness.results.run_folder import TUNED
-    from ...reports.pages.capacity_page import capacity_tables, found_in, only_searches
+    from ...reports.pages.capacity_page import found_in, only_searches
     from ...reports.pages.run_page import write_report
     from ..output.console import print_lines, terminal
-    from ..output.run_output import print_runs
+    from ..output.run_output import print_runs, print_searches
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
@@ -54,7 +54,7 @@ def report(
         runs = read_runs(run_dirs)
         searched = found_in(runs)
         if searched:
-            console.print(capacity_tables(searched))
+            print_searches(searched, runs, verbose=verbose)
         if not only_searches(searched, runs):
             print_runs(runs, verbose=verbose)
         for run in filter(attrgetter("unfinished"), runs):

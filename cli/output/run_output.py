@@ -6,8 +6,9 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -164,6 +165,19 @@ def print_runs(runs: Sequence[RunResults], *, verbose: bool) -> None:
             print_result(screen)
         print_lines(*beside, "")
     print_result(run_screen(runs, cells))
+
+
+def print_searches(
+    rows: Sequence[Mapping[str, Any]], runs: Sequence[RunResults], *, verbose: bool
+) -> None:
+    """Print the answer of capacity searches; `verbose`: the levels that were tried before it."""
+    from ...reports.figures.levels import combine
+    from ...reports.terminal.capacity_answer import capacity_details, capacity_screen
+    from .console import print_result
+
+    for screen in capacity_details(rows) if verbose else ():
+        print_result(screen, "")
+    print_result(capacity_screen(rows, runs, combine(runs)))
 
 
 _REPETITIONS = 3  # of every level, by default: separates simulation error from noise

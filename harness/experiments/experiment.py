@@ -36,7 +36,8 @@ from .config.schema import ExperimentSchema
 from .execution.cell_specs import CellSpec
 from .execution.experiment_plan import ExperimentPlan, plan
 from .execution.offered_load import duration, offered_s
-from .execution.workers import CellDone, Event, Executor, LocalExecutor, Said
+from .execution.refinement import first_answer, refined_cells
+from .execution.workers import CellDone, Event, Executor, LocalExecutor, LocalPool, Said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +138,10 @@ class Experiment(ExperimentSchema):
             resume=resume,
             again=has_no_result,
         ) as held:
-            _run_missing(planned, held, executor, jobs, progress)
+            if planned.resolved.backend == SIMULATED:
+                _simulate(planned, held, executor, jobs, progress)
+            else:
+                _measure(planned, held, executor, progress)
         return RunResult(folder)
 
 
@@ -152,15 +156,15 @@ def _worthwhile_processes(specs: Sequence[CellSpec]) -> int:
     return len(specs) if math.isinf(requests) else max(1, int(requests / _WORTH_A_PROCESS))
 
 
-def _run_missing(
-    planned: ExperimentPlan,
-    held: RunFolder,
-    executor: Executor | None,
-    jobs: int | None,
-    progress: Callable[[Progress], None] | None,
-) -> None:
+def _missing(held: RunFolder, specs: Sequence[CellSpec]) -> list[CellSpec]:
     missing = set(held.missing)
-    todo = [spec for spec in planned.cells if spec.cell in missing]
+    return [spec for spec in specs if spec.cell in missing]
+
+
+def _teller(
+    held: RunFolder, progress: Callable[[Progress], None] | None
+) -> Callable[[Event], None]:
+    """A function that keeps the rows of finished cells, and passes on how far the run is."""
     running: dict[str, int] = {}
     loads: dict[str, LoadProgress] = {}
 
@@ -179,13 +183,44 @@ def _run_missing(
         if progress is not None:
             progress(Progress(len(held.finished), len(held.cells), running, loads, note))
 
-    records = planned.resolved.records
-    if planned.resolved.backend == SIMULATED:
-        local = LocalExecutor(jobs or min(cores(), _worthwhile_processes(todo)))
-        (executor or local).run(todo, held.path, records=records, tell=tell)
-        return
+    return tell
+
+
+def _simulate(
+    planned: ExperimentPlan,
+    held: RunFolder,
+    executor: Executor | None,
+    jobs: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    """Simulate what is missing; then, round by round, the cells at further rates."""
+    tell = _teller(held, progress)
+    cells: Sequence[CellSpec] = planned.cells
+    rounds = planned.resolved.refine or 0
+    by_rate = all(spec.rate_rps is not None for spec in cells) and not planned.resolved.load_factors
+    count = jobs or min(cores(), _worthwhile_processes(_missing(held, cells) or cells))
+    with LocalPool(count) as pool:
+        local = LocalExecutor(count, pool)
+        for left in range(rounds if by_rate else 0, -1, -1):
+            todo = _missing(held, cells)
+            (executor or local).run(todo, held.path, records=planned.resolved.records, tell=tell)
+            if left:
+                if todo and left == rounds:
+                    tell(Said(first_answer(cells, held.finished)))
+                cells = refined_cells(planned, cells, held.finished)
+                held.extend([spec.cell for spec in cells])
+
+
+def _measure(
+    planned: ExperimentPlan,
+    held: RunFolder,
+    executor: Executor | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    """Measure what is missing on real servers."""
     from .backends.measuring import measure_cells
 
+    tell, todo = _teller(held, progress), _missing(held, planned.cells)
     tell(Said(_how_long(todo, planned.resolved.server.repetitions)))
     with nullcontext() if executor is None else executor.senders() as senders:
         measure_cells(
@@ -196,7 +231,7 @@ def _run_missing(
             ),
             todo,
             held.path,
-            records=records,
+            records=planned.resolved.records,
             repetitions=planned.resolved.server.repetitions,
             tell=tell,
         )

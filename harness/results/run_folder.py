@@ -71,11 +71,24 @@ class RunFolder:
     environment: Mapping[str, object]
     finished: dict[str, Row] = field(default_factory=dict)
     damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
+    again: Callable[[Row], bool] = field(default=lambda row: False)  # whether to make it again
 
     @property
     def missing(self) -> list[str]:
         """Cells without a row, in order."""
         return [cell for cell in self.cells if cell not in self.finished]
+
+    def extend(self, cells: Sequence[str]) -> None:
+        """Add cells: all there will be now, in order. Rows that the folder has of them are read."""
+        new = [cell for cell in cells if cell not in set(self.cells)]
+        finished, damaged = _finished_rows(self.path, new, self.again)
+        self.finished |= finished
+        self.damaged |= damaged
+        self.cells = cells
+        planned = self.environment.get(PLANNED)
+        if isinstance(planned, int) and planned < len(cells):
+            self.environment = {**self.environment, PLANNED: len(cells)}
+            _write_environment(self.path, self.environment)
 
     def rows(self) -> list[Row]:
         """Rows of the finished cells, in order."""
@@ -142,15 +155,10 @@ def open_run_folder(
                 write_whole(experiment_file, [experiment_toml.encode()])
             merged_environment = _resumed(path, environment) if resume else environment
             folder = RunFolder(path, cells, crc32_of_file(experiment_file), merged_environment)
+            folder.again = again
             folder.finished, folder.damaged = _finished_rows(path, cells, again)
             if folder.missing or not (path / "environment.json").is_file():
-                text = (
-                    json.dumps(
-                        sealed(merged_environment, experiment_file), indent=2, ensure_ascii=False
-                    )
-                    + "\n"
-                )
-                write_whole(path / "environment.json", [text.encode()])
+                _write_environment(path, merged_environment)
             try:
                 yield folder
             except BaseException:
@@ -162,6 +170,11 @@ def open_run_folder(
         if created:
             shutil.rmtree(path)
         raise
+
+
+def _write_environment(path: Path, environment: Mapping[str, object]) -> None:
+    text = json.dumps(sealed(environment, path / EXPERIMENT), indent=2, ensure_ascii=False)
+    write_whole(path / "environment.json", [f"{text}\n".encode()])
 
 
 def has_no_result(row: Row) -> bool:

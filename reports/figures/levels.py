@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from ...harness.experiments.execution import refinement
 from ...harness.results.read_run import LEAD_COLUMNS, RunResults
 from ...workloads.parsing import parse_toml
 from .facets import with_facets
@@ -17,7 +18,7 @@ from .figure import percent_text, rate_text, seconds_text
 
 Load = Literal["several rates", "one rate", "at once"]
 
-TARGETS = (0.9, 0.99)
+TARGETS = refinement.TARGETS
 """The attainments whose highest rate every summary names."""
 
 

@@ -2,132 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from ...harness.results.read_run import RunResults
 from ...tuner.capacity.capacity_checkpoint import read_capacity
 from ...tuner.capacity.search_options import SearchOutcome
-from ..figures.facets import SETUP, facet_noun, facets_of
-from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, rate_text, seconds_text
+from ..figures.facets import facet_noun, facets_of
+from ..figures.figure import ONLY, Axis, Figure, View, curve, rate_text
 from .answer import strong
-from .answers_page import surplus_text
-from .table import Cell, Table, one_group
+from .table import Cell, Table
 
 Row = Mapping[str, Any]
 
 UNDECIDED = SearchOutcome.UNDECIDED.value
-_HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±", "90 % band")
+HEADS = ("configuration", "in SLO", "req/s", "sampling, 95\xa0%", "likely in reality")
 
 
-def capacity_tables(rows: Sequence[Row]) -> RenderableType:
-    """The capacities and the best of them, then for each search the levels tried and its end."""
-    measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
-    summary = one_group("Capacity", _HEADS, [_cells(row, row["search"]) for row in rows])
-    parts: list[RenderableType] = [Text(line, style="bold") for line in failed_lines(rows)]
-    parts.append(summary.rich(f"Capacity, req/s ({measured})"))
-    parts += map(Text, best_lines(rows))
-    for name in dict.fromkeys(str(row["search"]) for row in rows):
-        row = next(row for row in rows if row["search"] == name)
-        spent = f"{row['requests_spent']:,} requests, {seconds_text(row['wall_s'])}"
-        ending = f"stopped after {spent}: {row['stopped']}"
-        parts += [Text(), _levels(row), Text(ending, style="dim")]
-    return Group(*parts)
-
-
-def failed_lines(rows: Sequence[Row]) -> list[str]:
-    """For each search the requests that failed other than by overload, and which of its results
-    they decide; then how many answers are longer than requested.
-    """
-    lines = {}
-    for row in rows:
-        if failed := row.get("failed"):
-            decided = [
-                f"≥ {other['target']:g}"
-                for other in rows
-                if other["search"] == row["search"] and other.get("faults_decide")
-            ]
-            line = (
-                f"{row['search']}: {failed:,} of {row['requests_spent']:,} requests failed "
-                f"({row['failed_because'] or 'no reason given'})"
-            )
-            if decided:
-                line += (
-                    f"; these faults, not latency, decide the interval of {', '.join(decided)}: "
-                    "the server may carry more"
-                )
-            lines[row["search"]] = f"{line}."
-    return [*lines.values(), *dict.fromkeys(filter(None, map(_surplus_line, rows)))]
-
-
-def _surplus_line(row: Row) -> str:
-    surplus = surplus_text(row.get("surplus_outputs", 0), row["requests_spent"])
-    return f"{row['search']}: {surplus}." if surplus else ""
-
-
-def _cells(row: Row, name: str) -> list[str | Cell]:
-    width = "–"
-    if row["capacity_rps"]:
-        width = f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
+def capacity_cells(row: Row, name: str) -> list[str | Cell]:
+    """Texts of one result in the order of `HEADS`."""
     return [
         name,
         f"≥ {row['target']:g}",
         Cell(capacity_text(row), style="bold"),
         interval_text(row) + " (faults)" * bool(row.get("faults_decide")),
-        width,
         band_text(row),
     ]
-
-
-def best_lines(rows: Sequence[Row]) -> list[str]:
-    """For each target and each set of conditions, which of several configurations carries most."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        names = list(row)[: list(row).index("target")]
-        conditions = [n for n in names if n not in (*_IDENTITY, *SETUP) and "." not in n]
-        key = (row["target"], *((n, row[n]) for n in conditions))
-        alike.setdefault(key, []).append(row)
-    lines = []
-    for settled, alternatives in alike.items():
-        target, pairs = settled[0], settled[1:]
-        with_capacity = [
-            r for r in alternatives if r["capacity_rps"] != 0 and r.get("outcome") != UNDECIDED
-        ]
-        if len(alternatives) < 2 or not with_capacity:
-            continue
-        best = max(with_capacity, key=_ahead)
-        gpus = f" on {best['gpus']:g} GPUs" if best.get("gpus") else ""
-        near = [
-            r["search"] for r in with_capacity if r is not best and _most_rps(r) >= best["low_rps"]
-        ]
-        where = "".join(f", {n} {v}" for n, v in pairs) if len(alike) > 1 else ""
-        lines.append(
-            f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
-            + (f"; not distinguishable from it: {', '.join(near)}" if near else "")
-        )
-    return lines
-
-
-def _ahead(row: Row) -> tuple[bool, float]:
-    """Sort key; the greatest is that of a system that met the target at every tried rate."""
-    endless = row["capacity_rps"] is None
-    return endless, row["low_rps"] if endless else row["capacity_rps"]
-
-
-def _most_rps(row: Row) -> float:
-    """Upper bound of the capacity, in requests per second."""
-    return math.inf if row["high_rps"] is None else float(row["high_rps"])
-
-
-_IDENTITY = ("search", "cell", "system", "rate_rps", "replay_speed", "load_factor", "seed")
 
 
 def capacity_text(row: Row) -> str:
@@ -160,34 +64,6 @@ def band_text(row: Row) -> str:
     if low is not None:
         return f"from {rate_text(low)}"
     return "–" if high is None else f"up to {rate_text(high)}"
-
-
-def _levels(row: Row) -> RichTable:
-    lines = []
-    for level in row["levels"]:
-        has_attainment = level["attainment"] is not None
-        low, high = level["attainment_low"], level["attainment_high"]
-        late = level["runs"] - level["valid_runs"]
-        may_pass = has_attainment and not level["backlog_grows"] and high >= row["target"]
-        short = may_pass and not level.get("sustained", True)
-        notes = (
-            ["backlog grows"] * level["backlog_grows"]
-            + ["too short to pass"] * short
-            + [f"{late} invalid: {level['invalid_because']}"] * bool(late)
-        )
-        lines.append(
-            (
-                rate_text(level["rate_rps"]),
-                str(level["runs"]),
-                f"{level['requests']:,}",
-                percent_text(level["attainment"]) if has_attainment else "–",
-                f"{low:.1%} to {high:.1%}" if has_attainment else "–",
-                Cell(", ".join(notes), style="yellow"),
-            )
-        )
-    heads = ("req/s", "runs", "requests", "in SLO", "95 % interval", "")
-    title = f"Levels tried: {row['search']}"
-    return one_group(title, heads, lines, texts=(5,)).rich(title)
 
 
 def found_in(runs: Sequence[RunResults]) -> list[Row]:
@@ -290,7 +166,7 @@ def table(rows: Sequence[Row], cells: pd.DataFrame) -> Table | None:
     for row in rows:
         facet, series = _place(row, cells) or ("", str(row["search"]))
         more = (f"{row['requests_spent']:,}", str(row["stopped"]))
-        groups.setdefault(facet, []).append([*_cells(row, series), *more])
-    heads = (*_HEADS, "requests spent", "stopped because")
+        groups.setdefault(facet, []).append([*capacity_cells(row, series), *more])
+    heads = (*HEADS, "requests spent", "stopped because")
     filled = [(facet, of_facet) for facet, of_facet in groups.items() if of_facet]
     return Table("Capacity", heads, filled, wide=len(heads) - 1)

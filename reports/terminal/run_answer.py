@@ -26,15 +26,14 @@ from ..figures.levels import (
     series_names,
 )
 from ..pages.summary_page import careful_lines
+from .experiment_lines import deciding_settings, experiment_lines, settings_note
 from .leads import error_is_known, groups_of_leads, values_by_seed
 from .screen import Column, Group, Screen
-from .tested import deciding_settings, settings_note, tested_lines
 
 OVERLOADED = "overloaded (the queue grows for as long as load lasts)"
 _LIKELY = "likely in reality"
-_LIKELY_NOTE = (
-    f"{_LIKELY}: the rate at 90\xa0%, as far off as 90\xa0% of earlier predictions were from "
-    "measurements (docs/accuracy.md)."
+LIKELY_NOTE = (
+    "by how far off 90\xa0% of earlier predictions were from measurements (docs/accuracy.md)."
 )
 _COST = "US$\xa0per\xa01,000 in\xa0SLO"
 _MOST_NAMED = 4  # systems in a sentence; more are counted
@@ -69,7 +68,7 @@ def run_screen(runs: Sequence[RunResults], cells: pd.DataFrame) -> Screen:
         else [Column(measure.head) for measure in shown]
     )
     return Screen(
-        tested=tested_lines(runs, cells),
+        tested=experiment_lines(runs, cells),
         columns=[Column("system", words=True), *heads],
         groups=groups,
         notes=_notes(cells, settings, several),
@@ -197,7 +196,7 @@ def _notes(cells: pd.DataFrame, settings: Mapping[str, str], several: bool) -> l
     if several:
         notes.append("at 90\xa0%: with 90\xa0% of requests in SLO.")
     if several and f"{LOW}attainment" in cells:
-        notes.append(_LIKELY_NOTE)
+        notes.append(f"{_LIKELY}: the rate at 90\xa0%, {LIKELY_NOTE}")
     if text := settings_note(settings):
         notes.append(f"In brackets: {text}.")
     return [" ".join(notes)] if notes else []

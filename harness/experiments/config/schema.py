@@ -80,15 +80,15 @@ class ExperimentSchema(BaseModel):
     """An experiment as written: what is run, on what, under which load. Frozen.
 
     Where a setting is None: `tp` is the smallest that fits, `instances` 1 (or what the largest of
-    its systems is made of), `gpus` = instances × tp
-    × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
-    own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (on real
-    servers, and of a trace at its own arrivals: 1), `host_s` that of the step-time model,
-    `num_gpu_blocks` and `num_cpu_blocks` what fits into the memory for them. With
-    `backend = "openai"` there is one system, a name for what is attached (`server`); `model` is
-    what the server serves (`served`), and `gpu` is `unknown`. With `backend = "torch"` a tiny Llama
-    with random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`);
-    where no workload is named, a minute of `alpaca` is served (`_short`).
+    its systems is made of), `gpus` = instances × tp × pp, `router` the system's own, `rates` a
+    ladder up to the estimated capacity, which `refine` makes closer (a trace: its own arrivals at
+    speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (on real servers, and of a
+    trace at its own arrivals: 1), `host_s` that of the step-time model, `num_gpu_blocks` and
+    `num_cpu_blocks` what fits into the memory for them. With `backend = "openai"` there is one
+    system, a name for what is attached (`server`); `model` is what the server serves (`served`),
+    and `gpu` is `unknown`. With `backend = "torch"` a tiny Llama with random weights is the model
+    if none is named, and `gpu` is the device (`cpu`, `cuda:0`); where no workload is named, a
+    minute of `alpaca` is served (`_short`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -201,11 +201,19 @@ class ExperimentSchema(BaseModel):
     )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
-        "Offered rates in requests per second. Default: a ladder around the estimated capacity.",
+        "Offered rates in requests per second. Default: four up to the estimated capacity, then "
+        "closer around those that are carried (--refine).",
         metavar="2,4,8|2:16:2",
         unit="req/s",
         read=number_list,
         condition=False,
+    )
+    refine: CountFrom0 | None = setting(
+        ARRIVES_MORE,
+        "Rounds of further rates, each between those at which a system's attainment falls below 99 "
+        "and 90 %. Default: 2 where no rates are given.",
+        condition=False,
+        backends=SIMULATOR,
     )
     load_factors: Axis[Positive] | None = setting(
         ARRIVES,

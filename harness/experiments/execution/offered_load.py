@@ -33,7 +33,8 @@ from .cell_specs import (
     source,
 )
 
-LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
+LADDER = (0.2, 0.5, 0.8, 1.1)  # of the estimated capacity
+REFINE_ROUNDS = 2  # of further rates, where none are given
 _MOST_SEQUENCES = 256  # in the estimate's batch
 _SAMPLE_REQUESTS = 500
 
@@ -221,6 +222,8 @@ def filled_in(experiment: ExperimentSchema, load: Load) -> dict[str, Any]:
     filled: dict[str, Any] = {"seeds": load.seeds}
     if load.levels[0].rate_rps is not None:
         filled["rates"] = tuple(level.rate_rps for level in load.levels)
+        if experiment.rates is None and experiment.refine is None:
+            filled["refine"] = REFINE_ROUNDS
     elif load.levels[0].load_factor is not None:
         filled["load_factors"] = tuple(level.load_factor for level in load.levels)
     elif load.levels[0].replay_speed is not None:
@@ -292,7 +295,9 @@ def _variant_estimate(experiment: ExperimentSchema) -> Estimate:
         s * max(experiment.rates or (1.0,)) for s in experiment.duration_s if s is not None
     ]
     instances = max(max(filter(None, (*experiment.instances, *experiment.gpus)), default=1), 1)
-    cells = systems * axes * seeds * (len(levels) if levels else len(LADDER))
+    first = len(levels) if levels else len(LADDER)
+    rounds = REFINE_ROUNDS if experiment.rates is None else experiment.refine or 0
+    cells = systems * axes * seeds * (first + 2 * rounds)
     largest = max(requests, default=float(DEFAULT_REQUESTS))
     # Without records most systems keep no more in memory; what does is checked as it is made.
     kept = min(largest, EXACT_REQUESTS) if experiment.records == "none" else largest

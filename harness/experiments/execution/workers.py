@@ -22,7 +22,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     as_completed,
 )
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -192,6 +192,7 @@ class LocalExecutor:
     """In `jobs` processes of this machine; a single one is this process."""
 
     jobs: int
+    pool: LocalPool | None = None  # of several runs one after another; else a new one for each
 
     def run(
         self,
@@ -204,7 +205,8 @@ class LocalExecutor:
         """Run cells one after another, or in `jobs` worker processes if that is more than one."""
         jobs = min(self.jobs, len(specs))
         if jobs > 1:
-            _side_by_side(specs, folder, records, jobs, tell)
+            with LocalPool(jobs) if self.pool is None else nullcontext(self.pool) as pool:
+                _side_by_side(specs, folder, records, pool, tell)
             return
         for spec in specs:
             heard = partial(_tell_progress, tell, spec.cell)
@@ -222,12 +224,12 @@ def _side_by_side(
     specs: Sequence[CellSpec],
     folder: Path,
     records: str,
-    jobs: int,
+    pool: LocalPool,
     tell: Callable[[Event], None],
 ) -> None:
     events: queue.SimpleQueue[CellProgress | tuple[str, Future[Row]]] = queue.SimpleQueue()
 
-    def begin(pool: LocalPool, spec: CellSpec) -> None:
+    def begin(spec: CellSpec) -> None:
         on_report = partial(_tell_progress, events.put, spec.cell)
 
         def ended(row: Future[Row]) -> None:
@@ -236,18 +238,17 @@ def _side_by_side(
         named = f"cell {spec.cell}"
         pool.begin(_row, spec, folder, records, on_report=on_report, ended=ended, called=named)
 
-    with LocalPool(jobs) as pool:
-        for spec in specs:
-            begin(pool, spec)
-        left = len(specs)
-        while left:
-            event = events.get()
-            if isinstance(event, CellProgress):
-                tell(event)
-            else:
-                left -= 1
-                cell, done = event
-                tell(CellDone(cell, done.result()))
+    for spec in specs:
+        begin(spec)
+    left = len(specs)
+    while left:
+        event = events.get()
+        if isinstance(event, CellProgress):
+            tell(event)
+        else:
+            left -= 1
+            cell, done = event
+            tell(CellDone(cell, done.result()))
 
 
 def _tell_progress(tell: Callable[[CellProgress], None], cell: str, ended: int) -> None:

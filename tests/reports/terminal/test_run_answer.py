@@ -8,9 +8,9 @@ from rich.console import Console
 
 from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.figures.levels import combine
+from slo_bench.reports.terminal.experiment_lines import slo_words
 from slo_bench.reports.terminal.leads import crossing_rps, groups_of_leads
 from slo_bench.reports.terminal.run_answer import run_screen
-from slo_bench.reports.terminal.tested import slo_words
 
 TOML = (
     'systems = ["vllm", "sarathi"]\nslo = "ttft=1s,tpot=60ms"\nseeds = 3\n'

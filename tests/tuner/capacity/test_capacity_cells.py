@@ -6,7 +6,7 @@ import pytest
 from slo_bench.harness.experiments.execution.cells import run_cell, workload_of
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.results.cell_files import Choice
-from slo_bench.reports.pages.capacity_page import failed_lines
+from slo_bench.reports.terminal.capacity_answer import failed_lines
 from slo_bench.tuner.capacity import capacity_cells, capacity_checkpoint
 from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.capacity.search_options import Capacity

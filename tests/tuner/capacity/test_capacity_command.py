@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench.cli.commands.capacity import _advice
-from slo_bench.reports.pages.capacity_page import _levels, best_lines
+from slo_bench.reports.terminal.capacity_answer import _levels, best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
 QUICK += ["--max-requests", "3000"]
@@ -14,9 +14,13 @@ def test_capacity_prints_levels_interval_and_why_it_stopped(slo_bench, tmp_path)
     code, out, err = slo_bench(*QUICK, "--out", "o")
     assert code == 0
     assert err.startswith("searching into o\n")
-    for text in ("Capacity, req/s (simulated)", "≥ 0.9", "Levels tried: vllm", "stopped after"):
+    for text in ("simulated: llama-3.1-8b on 1", "≥ 0.9", "sampling", "At 90 %: vllm carries"):
         assert text in out
+    assert "Levels tried" not in out
     assert (tmp_path / "o" / "report.html").is_file()
+    code, out, _ = slo_bench("report", "o", "--verbose")
+    assert "Levels tried: vllm" in out
+    assert "stopped after" in out
 
 
 @pytest.mark.slow
@@ -25,14 +29,14 @@ def test_report_of_a_capacity_search_shows_no_means_of_levels(slo_bench, tmp_pat
     assert slo_bench(*QUICK, "--out", "o")[0] == 0
     code, out, _ = slo_bench("report", "o")
     assert code == 0
-    assert "Capacity, req/s (simulated)" in out
+    assert "sampling, 95 %" in " ".join(out.split())
     assert "req/s at 90 %" not in out
     assert "Highest tested rate" not in (tmp_path / "o" / "report.html").read_text()
     load = ["-s", "vllm", "--rates", "1,2", "--requests", "50", "--seeds", "1", "--no-report"]
     assert slo_bench("run", *load, "--out", "r")[0] == 0
     code, out, _ = slo_bench("report", "o", "r", "--out", "both.html")
     assert code == 0
-    assert "Capacity, req/s (simulated)" in out
+    assert "sampling, 95 %" in " ".join(out.split())
     assert "at 90 %" in out
     assert "Highest tested rate" in (tmp_path / "both.html").read_text()
 
@@ -43,7 +47,8 @@ def test_level_that_misses_the_target_is_not_called_too_short(high, note):
     level |= {"backlog_grows": False, "attainment": 0.5, "invalid_because": None}
     level |= {"attainment_low": 0.4, "attainment_high": high}
     row = {"search": "vllm", "target": 0.9, "levels": [level]}
-    assert [str(cell) for cell in _levels(row).columns[5].cells] == [note]
+    row |= {"requests_spent": 200, "wall_s": 1.0, "stopped": "enough"}
+    assert [line[5] for line in _levels(row).groups[0].rows] == [note]
 
 
 def test_capacity_json_prints_only_the_list(slo_bench):
@@ -148,13 +153,14 @@ def test_capacity_names_the_best_configuration():
     ]
     (line,) = best_lines(rows)
     assert line == (
-        "best at ≥ 0.9: 2-2 with 12.4 req/s on 4 GPUs; not distinguishable from it: 1-3"
+        "At 90\xa0%: 2-2 carries the most, 12.4\xa0req/s on 4 GPUs; "
+        "not distinguishable from it: 1-3."
     )
     other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
-    assert best_lines([*rows, other]) == [line.replace("0.9:", "0.9, workload azure-conv:")]
-    assert best_lines([other]) == []
+    assert best_lines([*rows, other])[0] == line.replace("%:", "%, workload azure-conv:")
+    assert best_lines([other]) == ["At 90\xa0%: 2-2 carries 3\xa0req/s on 4 GPUs."]
     assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
     endless = [_found("a", None, 9.0, None), _found("b", None, 8.0, None), _found("c", 4, 3, 5)]
     assert best_lines(endless) == [
-        "best at ≥ 0.9: a with > 9 req/s; not distinguishable from it: b"
+        "At 90\xa0%: a carries the most, > 9\xa0req/s; not distinguishable from it: b."
     ]

@@ -8,8 +8,8 @@ from slo_bench import Experiment
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock.mock_config import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock.running_mock import serving
-from slo_bench.reports.pages.capacity_page import failed_lines
 from slo_bench.reports.pages.run_page import write_report
+from slo_bench.reports.terminal.capacity_answer import failed_lines
 from slo_bench.tuner.capacity.capacity_checkpoint import read_capacity
 from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity

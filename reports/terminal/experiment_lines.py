@@ -16,6 +16,7 @@ from ...harness.results.read_run import RunResults, detail_file, read_table
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from ...workloads.slo import ChoiceBound, FixedBound, SloBound, UniformBound, parse_slo
+from ...workloads.source import catalogue
 from ..figures.figure import rate_text, seconds_text
 from ..figures.levels import offered, origin
 
@@ -36,8 +37,10 @@ _UNITS = {
 }
 
 
-def tested_lines(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[str]:
-    """Lines that name what the cells of these runs tested."""
+def experiment_lines(
+    runs: Sequence[RunResults], cells: pd.DataFrame, *, search: bool = False
+) -> list[str]:
+    """Lines that name what the cells of these runs tested; `search`: each has a seed of its own."""
     tables = [table for run in runs if (table := _table(run)) is not None]
     models = _named([f"{name}" for name in dict.fromkeys(cells["model"])], "models")
     hardware = " and ".join(_gpus(cells, str(gpu)) for gpu in dict.fromkeys(cells["gpu"]))
@@ -46,7 +49,7 @@ def tested_lines(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[str]:
         f"{origin(cells)}: {models} on {hardware}",
         f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
         f"SLO: {_named(slos, 'SLOs')}" if slos else "",
-        f"runs: {_length(cells)}",
+        f"runs: {_length(cells, search=search)}",
     ]
     return list(filter(None, lines))
 
@@ -107,8 +110,16 @@ def _workloads(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[str]
             requests = read_table(path, ("prompt_tokens", "expected_output_tokens"))
             prompt, output = (float(requests[column].mean()) for column in requests)
             yield f"{name} (mean {prompt:,.0f} prompt, {output:,.0f} output tokens)"
-        except SloBenchError:
-            yield str(name)  # without records
+        except SloBenchError:  # without records
+            yield f"{name}{_catalogue_means(str(name))}"
+
+
+def _catalogue_means(name: str) -> str:
+    entry = catalogue().get(name)
+    if entry is None:
+        return ""
+    means = f"mean {entry.mean_prompt_tokens:,.0f} prompt, {entry.mean_output_tokens:,.0f} output"
+    return f" ({means} tokens)"
 
 
 def _rates(cells: pd.DataFrame) -> str:
@@ -118,13 +129,13 @@ def _rates(cells: pd.DataFrame) -> str:
     low, high = (rate_text(rates[end]) for end in (0, -1))
     if low == high:
         return f", {low}\xa0req/s"
-    return f", {len(rates)}\xa0rates from {low}\xa0to\xa0{high}\xa0req/s"
+    return f", {len(rates)}\xa0rates\xa0from\xa0{low}\xa0to\xa0{high}\xa0req/s"
 
 
-def _length(cells: pd.DataFrame) -> str:
+def _length(cells: pd.DataFrame, *, search: bool) -> str:
     seeds = cells["seed"].nunique()
-    text = f"{seeds}\xa0seed{'s' * (seeds > 1)}, "
-    text += f"{_span(cells['requests'], '{:,.0f}')}\xa0requests a run"
+    text = f"{len(cells)} of " if search else f"{seeds}\xa0seed{'s' * (seeds > 1)}, "
+    text += f"{_span(cells['requests'], '{:,.0f}')}\xa0requests{'' if search else ' a run'}"
     if "arrival_window_s" in cells and cells["arrival_window_s"].notna().all():
         spans_s = cells["arrival_window_s"]
         low, high = (_time(float(span_s)) for span_s in (spans_s.min(), spans_s.max()))
