@@ -89,7 +89,7 @@ def predict_train(
     import torch
 
     from ...predictors.lengths.distribution import DEFAULT_EDGES
-    from ...predictors.lengths.train import Epoch, TrainSettings, train
+    from ...predictors.lengths.train import CHECKPOINT, Epoch, TrainSettings, train
     from ..interrupts import interruptible
     from ..output.progress import counted
 
@@ -128,8 +128,20 @@ def predict_train(
         seed=seed,
         device=device,
     )
-    how = f"go on with the same command and --resume (what is done lies in {out})"
-    with interruptible(f"interrupted; {how}"), counted("steps") as progress:
+    steps_done: list[int] = []
+
+    def way_on() -> str:
+        if not (out / CHECKPOINT).is_file():
+            return "interrupted before training began; nothing is kept"
+        done = f"{steps_done[-1]:,} steps are" if steps_done else "what was done is"
+        return f"interrupted; {done} kept in {out}: go on with the same command and --resume"
+
+    with interruptible(way_on), counted("steps") as count:
+
+        def progress(done: int, total: int) -> None:
+            steps_done.append(done)
+            count(done, total)
+
         config = train(
             dataset.rows,
             out,

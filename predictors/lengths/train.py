@@ -2,7 +2,8 @@
 
 Source: UELLM, §3.3.1. Every step draws from a seed of its own and the order of an epoch hangs on
 the seed and the epoch alone, so a training that was killed goes on as if it had not been. The
-state goes to one file, whole or not at all, every `checkpoint_steps` steps.
+state goes to one file, whole or not at all, every `checkpoint_steps` steps, every `CHECKPOINT_S`
+seconds, and when the training is interrupted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from .distribution import (
     recalibration,
     share_of,
 )
+from .held_signals import held_signals
 from .length_network import (
     UNKNOWN_MODEL,
     LengthNetwork,
@@ -47,6 +51,7 @@ from .predictor_config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, Predict
 from .tfidf import Encoded, TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT_S = 30.0  # at most, between two checkpoints; longer if a step is
 _FEWEST = 20  # prompts to learn from
 _WARMUP = 0.06
 _TOKENS_AT_ONCE = 2048
@@ -302,35 +307,53 @@ class _Training:
             self._network, settings.learning_rate, settings.waiting_weight, bf16=self._bf16
         )
         self.step = 0
+        self._whole = True  # not in the midst of a step
         self.epochs: list[Epoch] = []
         self.best: dict[str, Tensor] = self._copy()
         self._loss_sum = 0.0
 
     def run(self, checkpoint: Path, same: str, progress: Watch, on_epoch: OnEpoch) -> None:
         """Train to the end, keeping the state now and then."""
-        progress(self.step, self._total)
-        order: list[np.ndarray] = []
-        while self.step < self._total and not self._stalled():
-            epoch, place = divmod(self.step, self._per_epoch)
-            if place == 0 or not order:
-                order = self._order(epoch)
-            rng = np.random.default_rng((self._settings.seed, 1, self.step))
-            torch.manual_seed(int(rng.integers(2**31)))
-            nameless = rng.random() < _NAMELESS
-            encoded = self._nameless if nameless else self.encoded
-            rows = order[place]
-            tokens = self._tokens[torch.from_numpy(rows)]
-            loss = self._learner.learn(encoded, rows, tokens, self.step / self._total)
-            self._loss_sum += loss
-            self.step += 1
-            ended = self.step % self._per_epoch == 0
-            if ended:
-                on_epoch(self._end_epoch())
-            if ended or self.step % self._settings.checkpoint_steps == 0:
-                self.keep(checkpoint, same)
+        keep = partial(self.keep, checkpoint, same)
+        kept_s = time.monotonic()
+        kept_step = self.step
+        try:
             progress(self.step, self._total)
+            order: list[np.ndarray] = []
+            while self.step < self._total and not self._stalled():
+                epoch, place = divmod(self.step, self._per_epoch)
+                if place == 0 or not order:
+                    order = self._order(epoch)
+                with held_signals(keep):
+                    self._whole = False
+                    self._learn(order[place])
+                    ended = self.step % self._per_epoch == 0
+                    if ended:
+                        self._end_epoch()
+                    self._whole = True
+                if ended:
+                    on_epoch(self.epochs[-1])
+                late = time.monotonic() - kept_s >= CHECKPOINT_S
+                if ended or late or self.step % self._settings.checkpoint_steps == 0:
+                    keep()
+                    kept_s, kept_step = time.monotonic(), self.step
+                progress(self.step, self._total)
+        except KeyboardInterrupt:
+            if self._whole and self.step > kept_step:
+                keep()
+            raise
 
-    def _end_epoch(self) -> Epoch:
+    def _learn(self, rows: np.ndarray) -> None:
+        """Take one step on these rows."""
+        rng = np.random.default_rng((self._settings.seed, 1, self.step))
+        torch.manual_seed(int(rng.integers(2**31)))
+        nameless = rng.random() < _NAMELESS
+        encoded = self._nameless if nameless else self.encoded
+        tokens = self._tokens[torch.from_numpy(rows)]
+        self._loss_sum += self._learner.learn(encoded, rows, tokens, self.step / self._total)
+        self.step += 1
+
+    def _end_epoch(self) -> None:
         raw = raw_outputs(self._network, self._held, autocast=self._bf16)
         loss = float(self._learner.loss(raw, self._held_tokens))
         best = all(loss < epoch.validation_loss for epoch in self.epochs)
@@ -339,7 +362,6 @@ class _Training:
         self._loss_sum = 0.0
         if best:
             self.best = self._copy()
-        return epoch
 
     def _stalled(self) -> bool:
         last = self.epochs[-self._settings.patience :]

@@ -157,7 +157,7 @@ def test_train_with_the_same_seed_gives_the_same_bytes(base, trained, tmp_path):
 
 
 KILLED = """
-import signal, sys, warnings
+import os, signal, sys, warnings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 warnings.simplefilter("ignore")
 sys.path.insert(0, {here!r})
@@ -165,20 +165,39 @@ import torch
 torch.set_num_threads({threads})
 from pathlib import Path
 from tiny_models import answered
+from slo_bench.predictors.lengths import train as module
 from slo_bench.predictors.lengths.train import TrainSettings, train
 import time
+module.CHECKPOINT_S = {checkpoint_s}
+learn = module._Training._learn
+def learn_and_strike(self, rows):
+    learn(self, rows)
+    if {way} and self.step == 43:
+        os.kill(os.getpid(), {way})
+module._Training._learn = learn_and_strike
 def slow(done, total):
     print(done, flush=True)
-    if done > 40:
+    if done == 43:
         time.sleep(60)
 train(answered(256), Path({out!r}), labels="words", base={base!r},
-      settings=TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16, checkpoint_steps=5),
+      settings=TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16, checkpoint_steps=40),
       progress=slow)
 """
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT])
-def test_killed_training_is_resumed_to_the_same_bytes(base, trained, tmp_path, way):
+@pytest.mark.parametrize(
+    ("struck_within", "struck_after", "checkpoint_s", "resumed_step"),
+    [
+        (0, signal.SIGKILL, 1e9, 40),  # checkpoint_steps
+        (0, signal.SIGKILL, 0, 43),
+        (0, signal.SIGINT, 1e9, 43),
+        (signal.SIGINT, 0, 1e9, 43),
+        (signal.SIGTERM, 0, 1e9, 43),
+    ],
+)
+def test_killed_training_is_resumed_to_the_same_bytes(
+    base, trained, tmp_path, struck_within, struck_after, checkpoint_s, resumed_step
+):
     import torch
 
     out = tmp_path / "killed"
@@ -187,16 +206,18 @@ def test_killed_training_is_resumed_to_the_same_bytes(base, trained, tmp_path, w
         out=str(out),
         base=str(base),
         threads=torch.get_num_threads(),
+        checkpoint_s=checkpoint_s,
+        way=int(struck_within),
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
     )
     try:
         for line in child.stdout:
-            if int(line) > 40:
+            if int(line) == 43:
                 break
     finally:
-        child.send_signal(way)
+        child.send_signal(struck_after)
         child.wait()
         child.stdout.close()
     assert not (out / "predictor.json").exists()
@@ -214,7 +235,7 @@ def test_killed_training_is_resumed_to_the_same_bytes(base, trained, tmp_path, w
         resume=True,
         progress=lambda done, total: begun.append(done),
     )
-    assert begun[0] == 40
+    assert begun[0] == resumed_step
     for path in trained.iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes()
 
