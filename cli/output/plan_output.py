@@ -31,7 +31,7 @@ def show_plans(
         first = planned.plans[0]
         files += write_launch_files(out, experiment, planned.load, first, planned.prices)
     if html is not None:
-        files.append(plan_page.write_plan(planned, html))
+        files.append(plan_page.write_plan(planned, experiment, html))
     rows = plan_page.plan_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
@@ -42,11 +42,7 @@ def show_plans(
         *plan_page.confirmed_lines(planned.plans, planned.refuted),
         *plan_page.unfitted_lines(rows),
     ]
-    if any(row["keeps_probability"] is not None for row in rows):
-        lines.append(
-            "P(SLO): probability that the real server keeps the target at this rate, by how far "
-            "earlier predictions were from measurements (docs/accuracy.md#bands)"
-        )
+    lines += plan_page.keeps_lines(rows)
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]

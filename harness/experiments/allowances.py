@@ -28,7 +28,8 @@ class Allowance:
     system: str
     router: str
     drop_rules: tuple[str, ...]  # of its configurations; "": it drops none
-    parameters: Mapping[str, tuple[Parameter, ...]]
+    parameters: Mapping[str, tuple[Parameter, ...]]  # those that the experiment sets
+    defaults: Mapping[str, tuple[Parameter, ...]]  # the others
     chosen: str
 
     @property
@@ -84,12 +85,18 @@ def _allowance(name: str, experiment: ExperimentSchema) -> Allowance:
         chosen = "each value is run, one at a time" if alone else "all values are run"
     else:
         chosen = "set in the experiment" if parameters else "defaults"
-    chosen = "; ".join((chosen, *_by_load(configured[0])))
+    by_load = _by_load(configured[0])
+    chosen = "; ".join((chosen, *(f"{name} by the load" for name in by_load)))
     return Allowance(
         configured[0].name,
         _router(configured[0], experiment),
         tuple(dict.fromkeys(configuration.drop_rule for configuration in configured)),
         parameters,
+        {
+            name: (value,)
+            for name, value in configured[0].parameters().items()
+            if name not in parameters and name not in by_load
+        },
         chosen,
     )
 
@@ -101,10 +108,11 @@ def _by_load(configuration: System) -> list[str]:
     settled = configuration.cluster.for_load(
         PhaseCapacity(1.0, 1.0), max(2, configuration.least_instances)
     )
-    changed = [
-        n for n in settled.bounds() if getattr(settled, n) != getattr(configuration.cluster, n)
+    return [
+        name
+        for name in settled.bounds()
+        if getattr(settled, name) != getattr(configuration.cluster, name)
     ]
-    return [f"{name} by the load" for name in changed]
 
 
 def _router(configuration: System, experiment: ExperimentSchema) -> str:

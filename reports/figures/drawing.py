@@ -25,9 +25,11 @@ _TITLE_PX = 90  # with what is said below it, and the label of the y axis
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _NUMBER = ",.4~r"
 _BAR = 0.35  # of a row
+_SIDES = ("middle right", "middle left", "top center", "bottom center")  # of points' numbers
 _LATE = 5.0  # times the median: a longer bar is cut
 _SHORT_S = 0.5  # the middle of an axis of latencies below which they are shown in ms
 _LABEL_SHARE = 0.3  # of a figure's width, for the label of a line
+_LABEL_HIGH = 0.15  # of a low figure's height, for the same
 _FEW_DECADES, _MANY_DECADES = 0.85, 2.3  # between them 1, 2 and 5 are labelled
 
 
@@ -130,6 +132,7 @@ class _Drawing:
         self.x, self.y = units
         self.data: list[Plot] = []
         self.shapes: list[Plot] = []
+        self.above: list[Plot] = []  # labels of lines, above the plot's right end
         self.in_legend: dict[int, Plot] = {}  # of each series one curve
 
     def plot(self) -> Plot:
@@ -239,6 +242,12 @@ class _Drawing:
             lines = ["<b>%{fullData.name}</b>", *(["%{text}"] if labels else []), *values]
             trace["hovertemplate"] = "<br>".join(lines) + "<extra></extra>"
         self.data.append(trace)
+        if marks := curve.get("marks"):
+            sides = [_SIDES[(int(mark) - 1) % len(_SIDES)] for mark in marks]
+            beside = [f"\u00a0\u00a0{mark}\u00a0\u00a0" for mark in marks]
+            texts = self._points(place, "text", trace["x"], trace["y"], text=beside)
+            texts |= {"textposition": sides, "textfont": {"color": LIGHT["ink"]}}
+            texts["cliponaxis"] = False
 
     def _scatter_diagonal(self) -> None:
         """A trace, so that both axes end alike."""
@@ -302,17 +311,44 @@ class _Drawing:
                 ]
                 top = min(self.x.shown(reference["value"]) or low, max(highest, default=low))
                 where: Plot = {"x0": low, "y0": low, "x1": top, "y1": top}
-                self._shape(reference["label"], line, where, "end", "right", "middle")
+                self._shape(reference["label"], line, where, "middle", "right", "bottom")
             elif reference["axis"] == "y":
                 value = self.y.shown(reference["value"])
                 where = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-                end, side = self._free_end(value)
-                self._shape(reference["label"], line, where, end, side, "top")
+                if self._crowded_below(value):  # above the plot, where shapes have no label
+                    self._shape("", line, where, "end", "right", "bottom")
+                    self.above.append({"text": escape(reference["label"], quote=False), "y": value})
+                else:
+                    end, side = self._free_end(value)
+                    height = "bottom" if self._is_lowest(value) else "top"
+                    self._shape(reference["label"], line, where, end, side, height)
             elif reference["axis"] == "x" and reference["label"]:
                 value = self.x.shown(reference["value"])
                 where = {"yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1}
                 side = "right" if self._late(value) else "left"
                 self._shape(reference["label"], line, where, "start", side, "bottom")
+
+    def _crowded_below(self, level: float | None) -> bool:
+        """Whether another line would run through a label below the line at `level`."""
+        values = [
+            self.y.shown(line["value"])
+            for line in self.view.get("lines", ())
+            if line["axis"] == "y"
+        ]
+        numbers = _known(values)
+        if level is None or self.figure.y.scale == "log":
+            return False
+        span = self.y.factor * self.figure.y.top if self.figure.y.top else max(numbers)
+        return any(0 < level - other < _LABEL_HIGH * span for other in numbers)
+
+    def _is_lowest(self, level: float | None) -> bool:
+        """Whether no curve or band goes below the line at `level`."""
+        lowest = [
+            y
+            for curve in self.view["series"]
+            for y in _known(self.y.all([*curve.get("y", ()), *curve.get("lo", ())]))
+        ]
+        return level is not None and min(lowest, default=level - 1) >= level
 
     def _free_end(self, level: float | None) -> tuple[str, str]:
         """`textposition` and `xanchor` of the label at the end of a horizontal line from which the
@@ -331,6 +367,8 @@ class _Drawing:
         if not points or level is None or (level <= 0 and y_of is math.log):
             return "end", "right"
         low, high = min(x for x, _ in points), max(x for x, _ in points)
+        if low == high:
+            return "start", "left"
         wide = _LABEL_SHARE * (high - low)
         left = min(abs(y - y_of(level)) for x, y in points if x <= low + wide)
         right = min(abs(y - y_of(level)) for x, y in points if x >= high - wide)
@@ -457,11 +495,17 @@ class _Drawing:
             "hovermode": "y unified" if self._cumulative else hover,
             "hoversort": "value ascending" if self._cumulative else "value descending",
             "margin": {"l": 12, "r": 16, "t": _TITLE_PX, "b": 46},
-            "annotations": [{**label, "yshift": 6}],
+            "annotations": [
+                {**label, "yshift": 6},
+                *(
+                    {**label, **text, "x": 1, "yref": "y", "xanchor": "right", "font": {"size": 11}}
+                    for text in self.above
+                ),
+            ],
             "xaxis": {
                 **self._axis(figure.x, self.x) | self._log_ticks("x"),
                 **{"title": self._title(figure.x.label), "showgrid": bool(figure.x.names)},
-                **{"showline": True, "linecolor": LIGHT["line"]},
+                **{"showline": True, "linecolor": LIGHT["line"], "automargin": "height"},
                 **self._named_ticks(),
             },
             "yaxis": self._axis(figure.y, self.y) | self._log_ticks("y") | {"automargin": True},
@@ -475,7 +519,7 @@ class _Drawing:
         return {
             **{"tickmode": "array", "tickvals": list(range(len(names)))},
             **{"ticktext": ["<br>".join(name) for name in lines], "tickangle": 0},
-            **{"range": [-0.4, len(names) - 0.6], "automargin": True, "gridcolor": LIGHT["line"]},
+            **{"range": [-0.4, len(names) - 0.6], "gridcolor": LIGHT["line"]},
         }
 
     def _log_ticks(self, axis: str) -> Plot:

@@ -68,7 +68,9 @@ Values = ArrayLike | Sequence[float | None]
 
 
 def curve(place: int, x: Values, y: Values, **more: Any) -> View:
-    """The points of the series at `place`, and `more` of each: ends of a band, labels, marks."""
+    """The points of the series at `place`, and `more` of each: ends of a band, labels that a
+    pointer shows, numbers (marks) that stand beside the points.
+    """
     return {"s": place, "x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), **more}
 
 

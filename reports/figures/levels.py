@@ -58,6 +58,44 @@ def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
     return HighestRate(rate, False, low, top, failed, float(means[failed]), again)
 
 
+def highest_range(cells: pd.DataFrame, target: float) -> tuple[HighestRate, HighestRate]:
+    """The highest rates of one system at the ends of what `range_text` names."""
+    low, high = (cells.assign(attainment=ends) for ends in _attainment_ends(cells))
+    return highest_rate(low, target), highest_rate(high, target)
+
+
+def _attainment_ends(cells: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]]:
+    if _banded(cells):
+        return cells["band_low_attainment"], cells["band_high_attainment"]
+    valid = cells[cells["valid"]]
+    levels_of_seeds = valid.groupby(level_rates(valid))["attainment"]
+    return (levels_of_seeds.transform("min"), levels_of_seeds.transform("max"))
+
+
+def _banded(cells: pd.DataFrame) -> bool:
+    """Whether every valid cell has a prediction band of its attainment."""
+    ends = ["band_low_attainment", "band_high_attainment"]
+    valid = cells[cells["valid"]]
+    return set(ends) <= {*cells.columns} and bool(valid[ends].notna().to_numpy().all())
+
+
+def range_text(cells: pd.DataFrame) -> str:
+    """What ranges of the page's first table are: of predictions where all have one, else of seeds;
+    empty where there is neither.
+    """
+    if _banded(cells):
+        return "90\xa0% prediction band"
+    return "lowest to highest seed" if cells["seed"].nunique() > 1 else ""
+
+
+def measure_range(level: pd.Series[Any], column: str) -> tuple[float, float]:
+    """The ends of a column of `levels`: of its prediction band, else over the seeds."""
+    low, high = (float(level.get(f"band_{end}_{column}", math.nan)) for end in ("low", "high"))
+    if math.isnan(low) or math.isnan(high):
+        return float(level[f"{column}_lo"]), float(level[f"{column}_hi"])
+    return low, high
+
+
 def reaches(attainment: pd.Series[float], target: float) -> pd.Series[bool]:
     """Which attainments reach the target; a mean of three 0.9 is a hair below 0.9 in binary."""
     return attainment >= target - 1e-12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...harness.experiments.allowances import HEADS, allowances
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -19,7 +20,10 @@ def table_of(runs: Sequence[RunResults]) -> Table:
     for run in runs:
         try:
             experiment = ExperimentSchema(**parse_toml(run.experiment_toml))
-            rows = [allowance.row for allowance in allowances(experiment)]
+            rows = [
+                replace(entry, parameters={**entry.parameters, **entry.defaults}).row
+                for entry in allowances(experiment)
+            ]
         except (SloBenchError, tomllib.TOMLDecodeError):
             continue  # a system of another installation, or a file that the report shows as it is
         if rows:

@@ -82,6 +82,7 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
         groups,
         texts=(len(heads) - 1,),
         caption="90 % bands of the simulated figures; means over seeds",
+        css="long brief",
         note=_NOTE,
         badge=badge,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -163,10 +164,28 @@ def table(rows: Sequence[Row], cells: pd.DataFrame) -> Table | None:
     if not rows:
         return None
     groups: dict[str, list[list[str | Cell]]] = {facet: [] for facet in facets_of(cells)}
+    ends = [row[name] or 0.0 for row in rows for name in ("capacity_rps", "high_rps")]
+    top = max(*ends, *(row.get("band_high_rps") or 0.0 for row in rows))
     for row in rows:
         facet, series = _place(row, cells) or ("", str(row["search"]))
+        name, share, capacity, *others = capacity_cells(row, series)
         more = (f"{row['requests_spent']:,}", str(row["stopped"]))
-        groups.setdefault(facet, []).append([*capacity_cells(row, series), *more])
+        barred = replace(capacity, **_bar(row, top)) if isinstance(capacity, Cell) else capacity
+        groups.setdefault(facet, []).append([name, share, barred, *others, *more])
     heads = (*HEADS, "requests spent", "stopped because")
     filled = [(facet, of_facet) for facet, of_facet in groups.items() if of_facet]
-    return Table("Capacity", heads, filled, wide=len(heads) - 1)
+    caption = "Highest rate at which at least a share of all requests meets its SLO for as long as "
+    caption += "it is offered. Line over the bar: 90\xa0% prediction band, else 95\xa0% interval"
+    return Table("Capacity", heads, filled, caption=caption)
+
+
+def _bar(row: Row, top: float) -> dict[str, Any]:
+    """Of a cell the bar of its capacity, where `top` is 100 %, with the band or the interval."""
+    if not row["capacity_rps"] or not top:
+        return {}
+    ends = ("band_low_rps", "band_high_rps")
+    if any(row.get(end) is None for end in ends):
+        ends = ("low_rps", "high_rps")
+    low, high = (row[end] for end in ends)
+    on_bar = (100 * (low or 0.0) / top, 100 * (top if high is None else high) / top)
+    return {"bar": 100 * row["capacity_rps"] / top, "bar_range": on_bar}

@@ -19,9 +19,11 @@ from ...workloads.parsing import finite
 from ..figures.drawing import page_data
 from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, seconds_text
 from .document import page, write_page
+from .slo_text import written_slo_text
 from .table import Cell, Table, one_group
 
 if TYPE_CHECKING:
+    from ...harness.experiments.config.schema import ExperimentSchema
     from ...tuner.planning.fleet import FleetPlan, PoolPlan
     from ...tuner.planning.plan_search import DeploymentPlan, SizedOffer, TargetLoad
     from ...tuner.planning.prices import PriceList
@@ -134,6 +136,16 @@ def unfitted_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     if all(row["step_time"] == "fitted" for row in rows):
         return []
     return ["* step times estimated from the GPU's data sheet, not fitted to measurements"]
+
+
+def keeps_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What P(SLO) is, where a plan has it."""
+    if all(row["keeps_probability"] is None for row in rows):
+        return []
+    return [
+        "P(SLO): probability that the real server keeps the target at this rate, by how far "
+        "earlier predictions were from measurements (docs/accuracy.md#bands)"
+    ]
 
 
 def price_lines(prices: PriceList, plans: Sequence[SizedOffer], kinds: Sequence[str]) -> list[str]:
@@ -265,8 +277,8 @@ _AXES = {
 _MORE_IS_BETTER = ("spare",)
 
 
-def write_plan(planned: DeploymentPlan, out: Path) -> Path:
-    """Write the page, whole or not at all, and return where it is.
+def write_plan(planned: DeploymentPlan, experiment: ExperimentSchema, out: Path) -> Path:
+    """Write the page of the plans for `experiment`, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
@@ -280,11 +292,18 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
         "plan.html",
         page_data([FRONT, OTHERS], "simulated", figures),
         heading=f"Plans for {load.rate_rps:g} req/s",
-        facts=[f"at least {load.target:.4g} of requests in SLO", prices[0]],
+        facts=[
+            ", ".join(map(str, experiment.model)),
+            ", ".join(map(str, experiment.workload)),
+            f"SLO: {' or '.join(written_slo_text(slo or '') for slo in experiment.slo)}",
+            f"at least {load.target:.4g} of requests in SLO",
+            prices[0],
+        ],
         answer=_answer(rows[0]),
         figures=figures,
         plans=_table(rows, best),
         notes=[
+            *keeps_lines(rows),
             *unfitted_lines(rows),
             *prices,
             *confirmed_lines(planned.plans, planned.refuted),
@@ -319,15 +338,19 @@ def _figure(rows: Sequence[Row], best: Sequence[bool], name: str) -> Figure | No
         chosen = [row for row, is_best in judged if is_best is on_front]
         if chosen:
             labels = [", ".join(plan_parts(row)[:2]) for row in chosen]
+            marks = [
+                str(1 + next(n for n, other in enumerate(rows) if other is row)) for row in chosen
+            ]
             x, y = ([row[key] for row in chosen] for key in ("usd_per_hour", name))
-            curves.append(curve(place, x, y, labels=labels))
+            curves.append(curve(place, x, y, labels=labels, marks=marks))
     if not curves:
         return None
     better = "higher" if name in _MORE_IS_BETTER else "lower"
     return Figure(
         id=f"price-{name}",
         title=f"Price and {_AXES[name].label}",
-        note=f"Left and {better} is better. The front is that of price and all four figures.",
+        note=f"Left and {better} is better; numbers are those of the table. The front is that of "
+        "price and all four figures.",
         x=Axis("USD per hour", "number"),
         y=_AXES[name],
         views={ONLY: {"series": curves, "scatter": True}},
@@ -336,39 +359,44 @@ def _figure(rows: Sequence[Row], best: Sequence[bool], name: str) -> Figure | No
 
 
 def _answer(row: Row) -> str:
-    name = ", ".join(plan_parts(row)[:2])
+    name, keeps = ", ".join(plan_parts(row)[:2]), row["keeps_probability"]
     return (
         f"Cheapest: {name}, for {row['usd_per_hour']:.2f} USD per hour "
-        f"with {row['attainment']:.1%} of requests in SLO."
+        f"with {row['attainment']:.1%} of requests in SLO"
+        + ("." if keeps is None else f"; P(SLO) {keeps:.0%}.")
     )
 
 
 def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
+    priced = any(row["catalogue_usd_per_hour"] != row["usd_per_hour"] for row in rows)
     heads = (
-        *("plan", "USD per hour", "catalogue USD per hour", "in SLO", "95 % interval", "spare"),
-        *("TTFT p99", "TPOT p99", "J per output token", "mean power", "power limit", "P(SLO)"),
+        *("plan", "USD per hour", *["catalogue USD per hour"] * priced),
+        *("in SLO", "P(SLO)", "spare", "TTFT p99", "TPOT p99", "J per output token"),
+        *("mean power", "power limit", "settings"),
     )
     lines: list[list[str | Cell]] = []
-    for row, is_best in zip(rows, best, strict=True):
+    for place, (row, is_best) in enumerate(zip(rows, best, strict=True), 1):
+        gpus, instances, *settings = plan_parts(row)
+        interval = f"{row['attainment_low']:.1%} to {row['attainment_high']:.1%}"
         lines.append(
             [
-                Cell(", ".join(plan_parts(row)), best=is_best),
+                Cell(f"{place}. {gpus}, {instances}", best=is_best),
                 f"{row['usd_per_hour']:.2f}",
-                _or_dash(row["catalogue_usd_per_hour"], ".2f"),
-                percent_text(row["attainment"]),
-                f"{row['attainment_low']:.1%} to {row['attainment_high']:.1%}",
+                *[_or_dash(row["catalogue_usd_per_hour"], ".2f")] * priced,
+                Cell(percent_text(row["attainment"]), after=interval),
+                _or_dash(row["keeps_probability"], ".0%"),
                 _or_dash(row["spare"], "+.0%"),
                 *(seconds_text(row[name] or math.nan) for name in ("ttft_p99_s", "tpot_p99_s")),
                 _number(row["joules_per_output_token"], "J"),
                 _number(row["gpu_power_mean_w"], "W"),
                 _number(row["gpu_power_limit_w"], "W"),
-                _or_dash(row["keeps_probability"], ".0%"),
+                ", ".join(settings),
             ]
         )
     note = (
         "Bold: no other plan is as good in price, TTFT, TPOT, spare and energy and better in one."
     )
-    return one_group("Plans", heads, lines, note=note)
+    return one_group("Plans", heads, lines, note=note, css="plans")
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,12 +15,14 @@ from rich.text import Text
 from ...predictors.lengths.distribution import COVERAGE
 from ...predictors.lengths.evaluate_predictor import ALL, LORA, MODEL, PredictorEvaluation, Score
 from ...predictors.lengths.predictor_config import PredictorConfig
-from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ...workloads.parsing import plain_fields
 from ..figures.drawing import page_data
 from ..figures.figure import ONLY, Axis, Figure, curve
 from .document import page, write_page
 from .table import Cell, Table, one_group
+
+if TYPE_CHECKING:
+    from ...predictors.lengths.stream import StreamEvaluation, StreamWindow  # imports torch
 
 CLAIMED = (
     "UELLM (thesis, §3.3.1) reports 99.51 % exact on its own test set (Alpaca, ChatGLM3-6B) and "

@@ -18,7 +18,7 @@ from ..figures import figures, mechanism
 from ..figures.details import LevelDetail, SloRange, level_details
 from ..figures.drawing import page_data
 from ..figures.facets import abbreviated, facet_noun, facets_of
-from ..figures.figure import Figure, rate_key, rate_keys, rate_text, seconds_text
+from ..figures.figure import Figure, rate_key, rate_keys, rate_text
 from ..figures.labels import labels, stand_alone
 from ..figures.levels import (
     combine,
@@ -47,6 +47,7 @@ from . import (
 )
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
+from .slo_text import slo_of_runs, slo_text
 from .summary_page import (
     CUT,
     OVERLOADED_NOTE,
@@ -108,7 +109,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         data,
         plotly=plotly,
         heading=_title(cells),
-        facts=_facts(cells, bounds),
+        facts=_facts(cells, bounds, runs),
         notices=_notices(cells, rows, runs),
         answer=_headline(
             capacity_page.answer(searched, cells) or answer(cells, rows, names), cells
@@ -116,7 +117,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         summary=None
         if capacity_page.only_searches(searched, runs)
         else best_table(cells, rows, details, names, badge),
-        why=why.shown(why.reasons(runs, cells)),
+        why=why.shown([reason for reason in why.reasons(runs, cells) if not reason.is_tie]),
         names=abbreviated(cells),
         badge=badge,
         noun=facet_noun(cells),
@@ -177,7 +178,9 @@ def _title(cells: pd.DataFrame) -> str:
     return f"{where}, {_listed(labels(workloads).values(), 'workloads')}"
 
 
-def _facts(cells: pd.DataFrame, bounds: Mapping[str, SloRange]) -> list[str]:
+def _facts(
+    cells: pd.DataFrame, bounds: Mapping[str, SloRange], runs: Sequence[RunResults]
+) -> list[str]:
     """Return the size of the run and its SLO."""
     series, systems = cells["series"].nunique(), cells["system"].nunique()
     facets = cells["facet"].nunique()
@@ -189,7 +192,7 @@ def _facts(cells: pd.DataFrame, bounds: Mapping[str, SloRange]) -> list[str]:
         _counted(cells["seed"].nunique(), "seed"),
         f"{int(cells['requests'].sum()):,} requests",
         *([] if set(cells["gpu"]) == {"cpu"} else [_gpus(cells)]),
-        *([f"SLO: {slo_text(bounds)}"] if has_slo(cells) else ["no SLO"]),
+        *([f"SLO: {slo_text(bounds) or slo_of_runs(runs)}"] if has_slo(cells) else ["no SLO"]),
     ]
 
 
@@ -209,18 +212,6 @@ def _rates(cells: pd.DataFrame) -> str:
     in_facets = cells.groupby("facet")["level_rps"].nunique()
     low, high = int(in_facets.min()), int(in_facets.max())
     return _counted(high, "rate") if low == high else f"{low}–{high} rates"
-
-
-def slo_text(bounds: Mapping[str, SloRange]) -> str:
-    """`TTFT ≤ 1 s, TPOT ≤ 150 ms`, with a span where requests differ."""
-    if not bounds:
-        return "deadlines, or none"
-
-    def one(bound: SloRange) -> str:
-        low, high = seconds_text(bound.low_s), seconds_text(bound.high_s)
-        return low if low == high else f"{low} to {high} by request"
-
-    return ", ".join(f"{name.upper()} ≤ {one(bound)}" for name, bound in bounds.items())
 
 
 _ROOM, _MISSED = "the context or the KV cache", "they count as missed."

@@ -17,22 +17,25 @@ from ..figures.levels import (
     AT_A_RATE,
     IN_SLO,
     TARGETS,
+    HighestRate,
     Measure,
     after_text,
     divisor_text,
     has_slo,
+    highest_range,
     highest_rate,
     highest_text,
     load_text,
+    measure_range,
     measures,
     offered,
+    range_text,
 )
 from . import answers_page
 from .answer import best_goodput, winners
 from .answers_page import counted_text
 from .table import Cell, Row, Table
 
-_IN_ROOM = 4  # columns that a narrow screen shows
 _HIGHEST = ("system", *(f"≥ {target:.0%} in SLO" for target in TARGETS))
 
 
@@ -186,8 +189,10 @@ def best_table(
             for facet, of_facet in by_facet(rows, facets).items()
         ]
     css = " ".join(["summary", *kind.split(), *["grouped"] * (len(groups) > 1)])
+    if below := range_text(cells):
+        caption += f"; below, and as a line over the bar: {below}"
     note = divisor_text(cells)
-    return Table("Summary", heads, groups, (0,), (), caption, note, badge, css, _IN_ROOM)
+    return Table("Summary", heads, groups, (0,), (), caption, note, badge, css)
 
 
 def _rates(
@@ -199,20 +204,32 @@ def _rates(
     best = set(winners(goodput, names, rate_text))
     for place, name, series_cells in by_series(cells, names):
         highest = [highest_rate(series_cells, target) for target in TARGETS]
+        ranges = [highest_range(series_cells, target) for target in TARGETS]
         yield (
             Cell(name, series=place),
             *(
-                Cell(
-                    highest_text(rate),
-                    css="" if rate.rate_rps is not None else "dim",
-                    bar=_share(rate.rate_rps or 0.0, top),
-                    bar_of=place,
-                )
-                for rate in highest
+                _rate_cell(rate, ends, top, place)
+                for rate, ends in zip(highest, ranges, strict=True)
             ),
             Cell(rate_text(goodput.get(name, math.nan)), best=name in best < goodput.keys()),
             _cost(details, str(series_cells["facet"].iloc[0]), name, highest[0].rate_rps),
         )
+
+
+def _rate_cell(
+    highest: HighestRate, ends: tuple[HighestRate, HighestRate], top: float, place: int
+) -> Cell:
+    """The highest rate of the series at `place`, with its range; `top` is the longest bar's."""
+    low, high = (highest_text(end) for end in ends)
+    low_rps, high_rps = (end.rate_rps or 0.0 for end in ends)
+    return Cell(
+        highest_text(highest),
+        css="" if highest.rate_rps is not None else "dim",
+        bar=_share(highest.rate_rps or 0.0, top),
+        bar_of=place,
+        bar_range=None if low == high else (_share(low_rps, top), _share(high_rps, top)),
+        after="" if low == high else f"{low} to {high}",
+    )
 
 
 def each_level(
@@ -240,11 +257,22 @@ def each_level(
                         best=text == best[measure],
                         bar=_share(value, top) if measure is shown[0] else None,
                         bar_of=place,
+                        **_range(row, measure, top if measure is shown[0] else None),
                     )
                     for measure, value, text in zip(shown, values, texts, strict=True)
                 ]
                 + [Cell(after_text(row)) for _ in drifting],
             )
+
+
+def _range(level: pd.Series[Any], measure: Measure, top: float | None) -> dict[str, Any]:
+    """Of a cell the range of its measure, and its ends on the bar where that ends at `top`."""
+    ends = measure_range(level, measure.column)
+    low, high = map(measure.text, ends)
+    if low == high or not all(map(math.isfinite, ends)):
+        return {}
+    on_bar = None if top is None else (_share(ends[0], top), min(100.0, _share(ends[1], top)))
+    return {"after": f"{low} to {high}", "bar_range": on_bar}
 
 
 def _style(attainment: float) -> str:

@@ -27,6 +27,8 @@ class Cell:
     before: str = ""  # what stands dim before it
     bar: float | None = None  # length below the text, in percent
     bar_of: int = 0  # the series whose colour the bar has
+    bar_range: tuple[float, float] | None = None  # ends of a line over the bar, in percent
+    after: str = ""  # the range that stands below it, on a page only
 
     def __str__(self) -> str:
         return self.text
@@ -51,7 +53,6 @@ class Table:
     note: str = ""  # line below the table, on a page only
     badge: str = ""
     css: str = ""
-    wide: int = 99  # from this column on a narrow screen hides them
 
     def _least_width(self, place: int) -> int:
         """Characters of the longest word of a column, so that names are not broken."""

@@ -278,6 +278,26 @@ def confirmed_sentence(tuning: Plain) -> str:
     return "; ".join(parts)
 
 
+def result_sentence(tuning: Plain) -> str:
+    """What tuning gained: each objective on fresh seeds, else of the best trial and the default."""
+    if sentence := confirmed_sentence(tuning):
+        first = [row for row in tuning["confirmed"] if row["objective"] != "cost"][:2]
+        values = "; ".join(
+            f"{tuning_objectives()[row['objective']].label} on {row['workload']} "
+            f"{value_text(row['objective'], row['value'])} with {row['configuration']}"
+            for row in first
+        )
+        return f"{sentence[0].upper()}{sentence[1:]}. {values[:1].upper()}{values[1:]}."
+    shown = [row for row in tuning["trials"] if row["number"] in tuning["best"] or row["default"]]
+    labels = [objective.label for objective in objectives_of(tuning)]
+    parts = [
+        f"trial {row['number']}{' (default)' * row['default']}: "
+        + ", ".join(f"{k} {v}" for k, v in zip(labels, _figures(tuning, row), strict=True))
+        for row in shown
+    ]
+    return f"Not confirmed on fresh seeds. {'; '.join(parts)}." if parts else "No trial ended."
+
+
 def first_line(text: str | None) -> str:
     """First line of an error message; empty without a message."""
     return (text or "").partition("\n")[0]
@@ -327,8 +347,8 @@ def write_tuning(tuning: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Pa
             f"sampler {tuning['sampler']}",
         ],
         badge=origin(tuning),
-        answer=" ".join([*faults_texts(tuning), headline(tuning)]),
-        proof=confirmed_sentence(tuning),
+        answer=result_sentence(tuning),
+        effort=" ".join([*faults_texts(tuning), f"{headline(tuning)}."]),
         compared=compared,
         confirmed=_confirmed_table(tuning),
         ablations=_ablation_table(tuning) if tuning["ablations"] else None,

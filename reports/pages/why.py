@@ -15,7 +15,7 @@ from ...workloads.parsing import finite
 from ..figures.details import CAUSES, PHASES, counted, latencies_s, mechanism, missed_by, phases_s
 from ..figures.facets import facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
-from ..figures.levels import has_slo, series_names
+from ..figures.levels import TARGETS, has_slo, highest_rate, series_names
 
 MOST = 6
 """Facets that a page or a terminal tells of; JSON has all."""
@@ -57,6 +57,7 @@ class Reason:
         requests: of all seeds.
         only_winner: requests in their SLO with the winner alone.
         only_runner_up: requests in their SLO with the runner-up alone.
+        as_high: whether both carry the same highest tested rate at 90 % in SLO.
         causes: why the runner-up missed those of `only_winner`, by `CAUSES`.
     """
 
@@ -67,6 +68,7 @@ class Reason:
     requests: int
     only_winner: int
     only_runner_up: int
+    as_high: bool
     causes: Mapping[str, int]
 
     @property
@@ -91,6 +93,11 @@ class Reason:
         """Whether both could be as good: McNemar's test of the pairs, at 5 %."""
         won, lost = self.only_winner, self.only_runner_up
         return (won - lost) ** 2 < _MCNEMAR * (won + lost)
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether neither is shown to be the better one."""
+        return self.by_chance or self.as_high
 
     @property
     def sentences(self) -> str:
@@ -193,7 +200,9 @@ def _reason(
         )
         for name in (best, next_)
     )
-    return Reason(facet, rate, winner, runner_up, total, only[best], only[next_], causes)
+    highest = {highest_rate(cells[cells["series"] == n], TARGETS[0]).rate_rps for n in only}
+    as_high = len(highest) == 1 and cells["level_rps"].nunique() > 1
+    return Reason(facet, rate, winner, runner_up, total, only[best], only[next_], as_high, causes)
 
 
 def _requests(runs: Sequence[RunResults], row: pd.Series[Any]) -> pd.DataFrame:

@@ -103,8 +103,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.send(f"{domain}.enable")
         page.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.send("Emulation.setEmulatedMedia", features=[scheme])
+        page.prefer(dark=dark)
         if before:
             page.send("Page.addScriptToEvaluateOnNewDocument", source=before)
         page.send("Page.navigate", url=url)
@@ -134,6 +133,11 @@ class Page:
         """Set the viewport, in CSS pixels."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.send("Emulation.setDeviceMetricsOverride", **metrics)
+
+    def prefer(self, *, dark: bool) -> None:
+        """Set the colour scheme that the reader prefers."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def settle(self) -> None:
         """Wait until the page is loaded and has drawn twice."""

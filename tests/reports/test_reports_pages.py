@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -405,3 +406,35 @@ def test_write_report_repeats_the_same_bytes(make_run, tmp_path):
 def test_page_of_a_cpu_run_counts_no_gpus(page, whole_page):
     assert "<li>1 GPU</li>" in whole_page
     assert "GPU</li>" not in page(**SMALL, gpu="cpu", backend="torch")
+
+
+def test_page_answers_before_it_warns_and_shows_bands_unfolded(page):
+    bands = {"band_low_attainment": 0.85, "band_high_attainment": 1.0, "band_basis": "tables"}
+    text = page(**LADDER, **bands)
+    places = [text.index(mark) for mark in ('class="answer"', "<table>", 'class="notice"')]
+    assert places == sorted(places)
+    assert "90\xa0% prediction band" in text
+    assert '<span class="range">&lt; 1 to ≥ 3</span>' in text
+    assert 'data-range="0.0 100.0"' in text
+    assert "Prediction bands" not in "".join(re.findall("<summary>(.*?)</summary>", text))
+    assert '<section id="bands">' in text
+
+
+def test_page_of_several_seeds_shows_their_range_where_no_cell_has_a_band(page):
+    text = page(rates=(1.0, 5.0), seeds=2, requests=60)
+    assert "lowest to highest seed" in text
+
+
+def test_page_without_request_records_names_the_slo_of_the_experiment(make_run, tmp_path):
+    toml = 'systems = ["vllm"]\nslo = "ttft=1,tpot=0.15"\nslo_scale = 2\n'
+    folder = make_run(**SMALL, toml=toml)
+    shutil.rmtree(folder / "requests")
+    text = write_report([folder], tmp_path / "page.html").read_text()
+    assert "SLO: TTFT ≤ 1 s, TPOT ≤ 150 ms" not in text
+    assert "SLO: TTFT ≤ 2 s, TPOT ≤ 300 ms" in text
+
+
+def test_allowed_table_prints_values_of_parameters_at_their_default(page):
+    toml = 'systems = ["vllm"]\n[parameters.vllm]\nmax_num_seqs = 8\n'
+    text = page(**SMALL, systems=["vllm"], toml=toml)
+    assert "max_num_seqs=8, max_num_batched_tokens=2048, async_scheduling=false" in text

@@ -47,7 +47,7 @@ def test_plan_page_shows_every_plan_with_its_figures(tmp_path, opened):
         tp=1,
     )
     planned = plan_cheapest(asked, TargetLoad(1, plans=2), PlanOptions(kinds=("h100-80g", "l4")))
-    text = write_plan(planned, tmp_path / "plan.html").read_text("utf-8")
+    text = write_plan(planned, asked, tmp_path / "plan.html").read_text("utf-8")
     for one in plan_rows(planned):
         assert f"{one['gpus']} × {one['gpu']}" in text
         assert f"{one['usd_per_hour']:.2f}" in text
@@ -56,8 +56,14 @@ def test_plan_page_shows_every_plan_with_its_figures(tmp_path, opened):
         assert known is (one["gpu"] == "h100-80g")
         assert not known or one["gpu_power_mean_w"] <= one["gpu_power_limit_w"]
     assert planned.prices.title in text
+    assert all(fact in text for fact in ("llama-3.1-8b", "sharegpt", "P(SLO): probability that"))
+    assert "SLO: TTFT ≤ 1 s, TPOT ≤ 100 ms" in text
     data = json.loads(re.search(r'id="report-data">(.*?)</script>', text).group(1))
     plot = opened(data["figures"]["price-ttft_p99_s"]["views"][0]["only"], data)
-    prices = [x for trace in plot["data"] for x in trace["x"]]
+    marked = [trace["text"] for trace in plot["data"] if trace["mode"] == "text"]
+    assert sorted(mark.strip() for marks in marked for mark in marks) == [
+        str(place) for place, _ in enumerate(planned.plans, 1)
+    ]
+    prices = [x for trace in plot["data"] if trace["mode"] != "text" for x in trace["x"]]
     told = [one["usd_per_hour"] for one in plan_rows(planned)]
     assert sorted(prices) == pytest.approx(told, rel=1e-3)

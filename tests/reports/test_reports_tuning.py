@@ -5,7 +5,13 @@ from rich.console import Console
 
 from slo_bench.reports.figures.drawing import plots
 from slo_bench.reports.figures.tuning_figures import MARKS, parallel_coordinates
-from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text, write_tuning
+from slo_bench.reports.pages.tuning import (
+    confirmed_sentence,
+    headline,
+    result_sentence,
+    tuning_text,
+    write_tuning,
+)
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -228,3 +234,13 @@ def test_tuning_text_marks_confirmation_runs_not_stationary(tuning, tmp_path):
         row["drifting_after_s"] = None
     page = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
     assert "overloaded" not in page.lower()
+
+
+def test_tuning_page_begins_with_its_result(tuning, tmp_path):
+    text = write_tuning(tuning, tmp_path / "page.html").read_text("utf-8")
+    answer = text.partition('<p class="answer">')[2].partition("</p>")[0]
+    assert "configurations" not in answer
+    assert "than the default" in answer or "not told apart" in answer
+    assert "Capacity, req/s on sharegpt 2 with default; capacity, req/s on sharegpt 2.8" in answer
+    unconfirmed = result_sentence({**tuning, "confirmed": []})
+    assert unconfirmed.startswith("Not confirmed on fresh seeds. trial 0 (default): capacity")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,3 +95,19 @@ def test_reasons_of_few_pairs_are_marked_as_chance(split_run):
     (reason,) = reasons(runs, combine(runs))
     assert (reason.only_winner, reason.by_chance) == (1, True)
     assert "The difference may be chance." in reason.sentences
+
+
+@pytest.mark.parametrize(("won", "lost", "is_tie"), [(50, 0, False), (10, 8, True)])
+def test_reason_of_a_difference_by_chance_is_a_tie(split_run, won, lost, is_tie):
+    runs = read_runs([split_run])
+    (reason,) = reasons(runs, combine(runs))
+    assert replace(reason, only_winner=won, only_runner_up=lost).is_tie is is_tie
+    assert replace(reason, as_high=True).is_tie
+
+
+def test_page_does_not_explain_a_tie(make_run, tmp_path):
+    folder = make_run(systems=("vllm", "sarathi"), rates=(1.0, 5.0))
+    runs = read_runs([folder])
+    assert [reason.as_high for reason in reasons(runs, combine(runs))] == [True]
+    text = write_report([folder], tmp_path / "out.html").read_text()
+    assert "Why the best system won" not in text

@@ -7,6 +7,7 @@ const SHOWN_AT_FIRST = 10;
 const facets = page.facets || [{ rates: [], rate: "", series: page.series.map((_, s) => s) }];
 const hidden = new Set(page.series.keys());
 for (const { series } of facets) for (const s of series.slice(0, SHOWN_AT_FIRST)) hidden.delete(s);
+const hiddenFirst = new Set(hidden);
 let facet = 0, rate = facets[0].rate, printing = false;
 const scheme = matchMedia("(prefers-color-scheme: dark)"), touch = matchMedia("(pointer: coarse)").matches;
 
@@ -53,6 +54,14 @@ const swatch = (parent, ...of) => sign(html("span", "swatch", parent), ...of);
 const seriesSwatch = (parent, s) => swatch(parent, colour(s), shape(s), dash(s));
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
+// A table that is wider than its room says so.
+const beside = (box) => box.toggleAttribute("data-more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+const room = new ResizeObserver((entries) => entries.forEach(({ target }) => beside(target.closest(".scroll"))));
+function hinted(box) {
+  beside(box); room.observe(box);
+  box.addEventListener("scroll", () => beside(box), { passive: true });
+}
+
 // Buttons that hide and show series in all figures; of many, those shown at first and what hides the others.
 function seriesLegend(box, known) {
   box.replaceChildren();
@@ -97,7 +106,8 @@ const near = new IntersectionObserver((entries) => {
 class Chart {
   constructor(host, figure) {
     this.host = host; this.figure = figure;
-    this.view = figure.picker === "local" ? (figure.options.find(([k]) => k === "p99") || figure.options[0])[0] : "only";
+    this.first = figure.picker === "local" ? (figure.options.find(([k]) => k === "p99") || figure.options[0])[0] : "only";
+    this.view = this.first;
     this.choices = host.querySelector(".choices"); this.legend = host.querySelector(".legend");
     this.plot = host.querySelector(".plot"); this.numbers = host.querySelector("details");
     this.voice = host.querySelector("[role=status]");
@@ -118,13 +128,13 @@ class Chart {
   offerChoices() {
     for (const [key, label] of this.figure.options) {
       const button = html("button", "", this.choices, label);
-      button.type = "button"; button.setAttribute("aria-pressed", String(key === this.view));
-      button.addEventListener("click", () => {
-        this.view = key;
-        for (const other of this.choices.children) other.setAttribute("aria-pressed", String(other === button));
-        this.draw();
-      });
+      button.type = "button"; button.dataset.key = key; button.setAttribute("aria-pressed", String(key === this.view));
+      button.addEventListener("click", () => { this.choose(key); this.draw(); });
     }
+  }
+  choose(key) {
+    this.view = key;
+    for (const button of this.choices.children) button.setAttribute("aria-pressed", String(button.dataset.key === key));
   }
   // The plots of the facet that is shown, or of its own; those of some figures are the same in all.
   views() {
@@ -153,6 +163,8 @@ class Chart {
     this.plot.querySelector(".empty")?.remove();
     const rows = this.figure.kind !== "lines";
     if (rows) this.rowNames(found, width);
+    const names = layout.xaxis.ticktext;
+    if (names) layout.xaxis.tickangle = width / names.length < 6.5 * Math.max(...names.flatMap((name) => name.split("<br>").map((line) => line.length))) ? 90 : 0;
     Plotly.react(this.plot, found.traces, {
       ...layout, width, height: this.height(), title: { text: "" }, showlegend: false,
       margin: { ...layout.margin, t: rows ? 12 : 28 }, dragmode: touch ? false : "zoom",
@@ -238,7 +250,8 @@ class Chart {
     if (!this.numbers.open) return;
     const box = html("div", "scroll", this.numbers);
     box.tabIndex = 0;
-    const table = html("table", "", box), head = html("tr", "", html("thead", "", table)), body = html("tbody", "", table);
+    const table = html("table", "", box); hinted(box); room.observe(table);
+    const head = html("tr", "", html("thead", "", table)), body = html("tbody", "", table);
     const { x, y, categories, kind } = this.figure, { known, layout, names } = this.current();
     const spread = kind === "bars" ? !categories.length : known.some((t) => t.customdata);
     for (const name of ["system", ...(categories.length ? categories : kind === "lines" ? [x, y] : [x]), ...(spread ? ["lowest", "highest"] : [])]) html("th", "", head, name).scope = "col";
@@ -325,6 +338,10 @@ for (const box of document.querySelectorAll("[data-series]")) {
 for (const box of document.querySelectorAll("[data-bar]")) {
   const image = svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" }, box);
   svg("rect", { width: Number(box.dataset.bar), height: 6, fill: `var(--${colour(Number(box.dataset.of))})` }, image);
+  if (box.dataset.range) {
+    const [low, high] = box.dataset.range.split(" ").map(Number);
+    svg("rect", { x: low, y: 2, width: high - low, height: 2, fill: "var(--ink)" }, image);
+  }
 }
 // A selector with a step to both sides; what it returns chooses by place.
 function selector(id, chosen) {
@@ -361,7 +378,42 @@ function offerRates({ rates, rate: knee }) {
   const first = rates.findIndex(([value]) => value === knee);
   chooseRate(place < 0 ? first : place);
 }
-redraw();
+// ---- the address keeps what is chosen and hidden -------------------------------------------
+const choiceOf = (chart) => chart.own === null && chart.figure.picker === "local" && chart.view !== chart.first;
+function keep() {
+  const kept = new URLSearchParams();
+  const anchor = location.hash.includes("=") ? new URLSearchParams(location.hash.slice(1)).get("at") : location.hash.slice(1);
+  if (facet) kept.set("facet", facet);
+  if (rate !== facets[facet].rate) kept.set("rate", rate);
+  for (const [s, name] of page.series.entries())
+    if (hidden.has(s) !== hiddenFirst.has(s)) kept.append(hidden.has(s) ? "hide" : "show", name);
+  for (const chart of charts.filter(choiceOf)) kept.append("view", `${chart.figure.id}:${chart.view}`);
+  if (String(kept) && anchor) kept.set("at", anchor);
+  const fragment = String(kept) || anchor || "";
+  if (fragment !== location.hash.slice(1)) history.replaceState(null, "", `#${fragment}`);
+}
+function restore() {
+  const kept = new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  hidden.clear();
+  for (const [s, name] of page.series.entries())
+    if (kept.getAll("hide").includes(name) || (hiddenFirst.has(s) && !kept.getAll("show").includes(name))) hidden.add(s);
+  for (const chart of charts) if (chart.own === null && chart.figure.picker === "local") chart.choose(chart.first);
+  for (const view of kept.getAll("view")) {
+    const [id, key] = view.split(":"), chart = charts.find((c) => c.own === null && c.figure.id === id);
+    if (chart?.figure.picker === "local" && chart.figure.options.some(([k]) => k === key)) chart.choose(key);
+  }
+  if (facets.length > 1) chooseFacet(Math.min(facets.length - 1, Math.max(0, Number(kept.get("facet")) || 0)));
+  const select = document.getElementById("rate");
+  const place = select ? [...select.options].findIndex((option) => option.value === (kept.get("rate") ?? facets[facet].rate)) : -1;
+  if (place >= 0) chooseRate(place);
+  redraw();
+  document.getElementById(kept.get("at") ?? "")?.scrollIntoView();
+}
+if (location.hash.includes("=")) restore(); else redraw();
+addEventListener("hashchange", () => { if (location.hash.includes("=")) restore(); else keep(); });
+document.addEventListener("click", () => keep());
+document.addEventListener("change", () => keep());
+document.querySelectorAll(".scroll").forEach(hinted);
 scheme.addEventListener("change", redraw);
 addEventListener("beforeprint", () => {
   printing = true;
