@@ -104,7 +104,7 @@ class Spool:
         self._file.close()
 
 
-@dataclass
+@dataclass(repr=False)  # asyncio makes the text of what a task returns: here, of every answer
 class DriveResult:
     """Exchanges of a run and the client's own timing. Times are those of `time.perf_counter`."""
 

@@ -229,7 +229,7 @@ def test_full_temporary_folder_ends_the_run(workload, run, monkeypatch):
         return pwrite(file, data[: 1 + len(data) // 2], offset)  # half of it, as disks may
 
     monkeypatch.setattr(columns.os, "pwrite", full)
-    monkeypatch.setattr(drive, "_READ_BYTES", 0)  # nothing stays in memory
+    monkeypatch.setattr(drive, "_HELD_BYTES", 0)  # nothing stays in memory
     measurement, _ = run(workload(4, concurrency=1))
     assert measurement.faults()[RequestFault.CLIENT] == len(measurement.details) > 0
     assert "requests failed on our side" in measurement.invalid_because

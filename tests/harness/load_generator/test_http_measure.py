@@ -32,7 +32,7 @@ def most_at_once(truths):
 def test_answers_read_during_the_run_equal_those_read_after_it(
     workload, run, monkeypatch, room_bytes
 ):
-    monkeypatch.setattr(drive, "_READ_BYTES", room_bytes)
+    monkeypatch.setattr(drive, "_HELD_BYTES", room_bytes)
     measurement, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
     columns = measurement.columns
     assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 4
