@@ -47,6 +47,7 @@ _HELD_BYTES = 64 << 20  # of answers that stay in memory until they are read, ab
 _PIECE_BYTES = 64  # of a piece in memory, beside its own
 _ANSWER_BYTES = 512  # of one without its tokens' times
 _STALL_LIMIT_S = 120.0
+_FIRST_LIMIT_S = 600.0  # before the first token: a server may load its model when it is asked
 
 
 class Driver:
@@ -288,10 +289,10 @@ class Driver:
                 self._end_level("the level was ended before its time")
                 return
         chosen_s = self._options.stall_limit_s
-        limit_s = _STALL_LIMIT_S if chosen_s is None else chosen_s
+        limit_s, first_limit_s = chosen_s or _STALL_LIMIT_S, chosen_s or _FIRST_LIMIT_S
         for pool in self._pools:
-            for connection in pool.stalled(now_s - limit_s, unbegun=chosen_s is not None):
-                connection.break_off(RequestFault.STALLED, f"no token came for {limit_s:g} s")
+            for connection, waited_s in pool.stalled(now_s, limit_s, first_limit_s):
+                connection.break_off(RequestFault.STALLED, f"no token came for {waited_s:g} s")
 
 
 @contextlib.contextmanager
