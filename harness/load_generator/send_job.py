@@ -27,6 +27,7 @@ from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..engine.cluster.cluster_arrivals import Arrivals
+from ..engine.loop.gc_control import collections_off
 from ..policies.routers import router as router_by_name
 from .http.drive import Driver
 from .http.endpoint import Endpoint
@@ -200,7 +201,8 @@ def send_share(
         if lengths is not None:
             lengths.close()
     keeps = {name: getattr(options, name) for name in ("keep_texts", "save_token_times")}
-    part = read_part(driven, requests, **keeps)
+    with collections_off():  # which would look through all exchanges again and again
+        part = read_part(driven, requests, **keeps)
     if lengths is not None:
         part.length_drift = lengths.drift(part.start_s)
     return part

@@ -180,7 +180,7 @@ class ClientSchema(BaseModel):
     stall_limit_s: Positive | None = setting(
         CLIENT,
         "A request that receives no token for this time fails. Default: 120 s after its first "
-        "token, and no limit before it.",
+        "token, and 600 s before it.",
         unit="s",
         condition=True,
     )

@@ -403,18 +403,24 @@ class ConnectionPool:
         """Number of requests on open connections."""
         return len(self.open) - len(self.idle)
 
-    def stalled(self, before_s: float, *, unbegun: bool) -> list[Connection]:
-        """Return connections without data since `before_s`; those to which none has come yet only
-        with `unbegun`.
+    def stalled(
+        self, now_s: float, limit_s: float, first_limit_s: float
+    ) -> list[tuple[Connection, float]]:
+        """Return connections without data for `limit_s`, or to which none has come yet for
+        `first_limit_s`, each with the limit that it exceeded.
         """
-        return [
-            connection
-            for connection in self.open
-            if (exchange := connection.exchange) is not None
-            and exchange.sent_s < before_s
-            and not has_data_since(exchange.stamps, exchange.pieces, before_s)
-            and (unbegun or not all(map(is_comment, exchange.pieces)))
-        ]
+        stalled = []
+        for connection in self.open:
+            exchange = connection.exchange
+            if exchange is None or exchange.sent_s >= now_s - min(limit_s, first_limit_s):
+                continue
+            limit = first_limit_s if all(map(is_comment, exchange.pieces)) else limit_s
+            before_s = now_s - limit
+            if exchange.sent_s < before_s and not has_data_since(
+                exchange.stamps, exchange.pieces, before_s
+            ):
+                stalled.append((connection, limit))
+        return stalled
 
     def give_up(self, fault: RequestFault, detail: str) -> None:
         """Abort all exchanges in progress."""

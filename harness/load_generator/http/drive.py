@@ -40,12 +40,14 @@ from .unserved import FirstFailures, LostServers
 from .wire_requests import WireRequests
 
 _TICK_S = 0.1
-_LOOK_TICKS = 5  # from one look at stalled streams, and one word of progress, to the next
+_LOOK_TICKS = 10  # from one look at stalled streams, and one word of progress, to the next
 # Another thread, which draws the progress say, gives the interpreter back after this time.
 _SWITCH_S = 0.0002
-_READ_BYTES = 32 << 20  # of answers that are read during the run and stay in memory, about
+_HELD_BYTES = 64 << 20  # of answers that stay in memory until they are read, about
+_PIECE_BYTES = 64  # of a piece in memory, beside its own
 _ANSWER_BYTES = 512  # of one without its tokens' times
 _STALL_LIMIT_S = 120.0
+_FIRST_LIMIT_S = 600.0  # before the first token: a server may load its model when it is asked
 
 
 class Driver:
@@ -78,7 +80,7 @@ class Driver:
         self._progress = progress
         self._spool = Spool()
         self._answers: dict[int, CompletionResult] = {}
-        self._room_bytes = _READ_BYTES
+        self._room_bytes = _HELD_BYTES
         self._exchanges: list[Exchange] = []
         self._failures = FirstFailures(self._exchanges)
         self._lost = LostServers()
@@ -209,9 +211,13 @@ class Driver:
         if self._lengths is not None and self._lengths.learns:
             prediction = self._predictions.pop(exchange.row, None)
             self._lengths.heard(prediction, self._raw(exchange), exact=True)
-        read_once = exchange.waited_for and self._room_bytes > 0
-        if not read_once:
+        has_room = self._room_bytes > 0
+        read_once = exchange.waited_for and has_room
+        if not has_room:
             self._spool.keep(exchange)
+        elif not read_once:
+            pieces = exchange.pieces
+            self._room_bytes -= sum(map(len, pieces)) + _PIECE_BYTES * len(pieces)
         conversations = self._requests.conversations
         if exchange.waited_for:
             held = conversations is not None and conversations.needs(exchange.row)
@@ -283,10 +289,10 @@ class Driver:
                 self._end_level("the level was ended before its time")
                 return
         chosen_s = self._options.stall_limit_s
-        limit_s = _STALL_LIMIT_S if chosen_s is None else chosen_s
+        limit_s, first_limit_s = chosen_s or _STALL_LIMIT_S, chosen_s or _FIRST_LIMIT_S
         for pool in self._pools:
-            for connection in pool.stalled(now_s - limit_s, unbegun=chosen_s is not None):
-                connection.break_off(RequestFault.STALLED, f"no token came for {limit_s:g} s")
+            for connection, waited_s in pool.stalled(now_s, limit_s, first_limit_s):
+                connection.break_off(RequestFault.STALLED, f"no token came for {waited_s:g} s")
 
 
 @contextlib.contextmanager

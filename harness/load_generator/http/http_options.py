@@ -79,7 +79,7 @@ class HttpOptions:
             minutes, or one hour in a closed loop.
         connect_limit_s: time limit for a connection to be opened.
         stall_limit_s: longest time without a token; None: 120 s after the first data of a stream,
-            and no limit before it.
+            600 s before it.
         processes: number of sending processes; None: as many as the offered load needs.
         send_delay_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
         rate_limit_share: so does a sent rate further from the offered one than this share.

@@ -10,6 +10,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -104,7 +105,7 @@ class Spool:
         self._file.close()
 
 
-@dataclass
+@dataclass(repr=False)  # asyncio makes the text of what a task returns: here, of every answer
 class DriveResult:
     """Exchanges of a run and the client's own timing. Times are those of `time.perf_counter`."""
 
@@ -195,6 +196,7 @@ _OF_ANSWER = (
     *("outcome", "chunks", "untimed_tokens", "unsure", "surplus", "refuted", "silent"),
     *("prompt_tokens", "completion_tokens", "cached_tokens"),
 )
+_of_answer = attrgetter(*_OF_ANSWER)
 
 
 def read_part(
@@ -212,6 +214,7 @@ def read_part(
     details: dict[int, str] = {}
     texts: dict[int, str] = {}
     token_s: array[float] = array("d")
+    of_answers: list[tuple[float, ...]] = []
     for place, exchange in enumerate(exchanges):
         expected = requests.expects(exchange.row)
         answer = driven.answers.pop(exchange.row, None)
@@ -222,8 +225,7 @@ def read_part(
             columns.first_token_s[place] = answer.token_s[0] - start_s
             columns.last_token_s[place] = answer.token_s[-1] - start_s
         columns.fault[place] = FAULTS.index(answer.fault)
-        for name in _OF_ANSWER:
-            getattr(columns, name)[place] = getattr(answer, name)
+        of_answers.append(_of_answer(answer))
         if not expected["embeds"]:
             if answer.untimed_tokens < len(answer.token_s):
                 for sequence_s in answer.sequences or (answer.token_s,):
@@ -236,6 +238,8 @@ def read_part(
         if save_token_times and not expected["embeds"]:
             token_s.extend(answer.token_s)
     driven.spool.close()
+    for name, values in zip(_OF_ANSWER, zip(*of_answers, strict=True), strict=False):
+        getattr(columns, name)[:] = values
     return SenderResult(
         start_s=start_s,
         rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),

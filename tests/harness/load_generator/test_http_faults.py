@@ -51,6 +51,18 @@ def test_each_injected_fault_is_recorded_by_its_name(workload, run, mock_fault, 
     assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()
 
 
+@pytest.mark.parametrize(
+    ("limit", "mock_fault"),
+    [("_FIRST_LIMIT_S", MockFault.SILENT), ("_STALL_LIMIT_S", MockFault.STALL)],
+)
+def test_stalled_requests_end_by_default_limits(workload, run, monkeypatch, limit, mock_fault):
+    monkeypatch.setattr(drive, limit, 0.3)
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=mock_fault, fault_every=3)
+    measurement, _ = run(workload(concurrency=1), config)
+    assert measurement.faults() == {RequestFault.STALLED: 2}
+    assert measurement.details[2] == "no token came for 0.3 s"
+
+
 def test_time_limit_ends_running_requests(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.SILENT, fault_every=3)
     measurement, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
@@ -229,7 +241,7 @@ def test_full_temporary_folder_ends_the_run(workload, run, monkeypatch):
         return pwrite(file, data[: 1 + len(data) // 2], offset)  # half of it, as disks may
 
     monkeypatch.setattr(columns.os, "pwrite", full)
-    monkeypatch.setattr(drive, "_READ_BYTES", 0)  # nothing stays in memory
+    monkeypatch.setattr(drive, "_HELD_BYTES", 0)  # nothing stays in memory
     measurement, _ = run(workload(4, concurrency=1))
     assert measurement.faults()[RequestFault.CLIENT] == len(measurement.details) > 0
     assert "requests failed on our side" in measurement.invalid_because

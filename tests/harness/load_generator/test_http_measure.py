@@ -4,12 +4,15 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 
 import numpy as np
 import pytest
 
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, drive
+from slo_bench.harness.load_generator.http.connection import Exchange
+from slo_bench.harness.load_generator.http.request_columns import DriveResult, Spool
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.send_job import Share, processes_for, rows_elsewhere
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
@@ -32,7 +35,7 @@ def most_at_once(truths):
 def test_answers_read_during_the_run_equal_those_read_after_it(
     workload, run, monkeypatch, room_bytes
 ):
-    monkeypatch.setattr(drive, "_READ_BYTES", room_bytes)
+    monkeypatch.setattr(drive, "_HELD_BYTES", room_bytes)
     measurement, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
     columns = measurement.columns
     assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 4
@@ -81,6 +84,24 @@ def test_closed_loop_keeps_its_concurrency_in_flight(workload, run, processes):
     assert len(truths) == 20
     assert most_at_once(truths.values()) <= 4
     assert (measurement.result.records.outcome == Outcome.FINISHED).all()
+
+
+@pytest.mark.parametrize("room_bytes", [0, 600, 1 << 20])
+def test_answers_held_in_memory_equal_those_from_the_file(workload, run, monkeypatch, room_bytes):
+    monkeypatch.setattr(drive, "_HELD_BYTES", room_bytes)
+    measurement, _ = run(workload(), keep_texts=True)
+    columns = measurement.columns
+    assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 6
+    assert columns.prompt_tokens.tolist() == [8] * 6
+    assert measurement.texts == dict.fromkeys(range(6), " tok" * 5)
+
+
+def test_the_result_of_a_level_has_a_text_without_its_answers():
+    """asyncio makes the text of it, which took as long as reading the answers."""
+    exchange = Exchange(0, 0, 0.0, waited_for=False, pieces=[b"answer"] * 1000)
+    driven = DriveResult(0.0, [exchange], Spool(), {}, array("d"), 0.0, 0)
+    assert len(repr(driven)) < 200
+    driven.spool.close()
 
 
 def test_session_waits_for_the_answer_and_think_time(run):
