@@ -10,6 +10,7 @@ import typer
 from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import flag, option
+from ..output.progress import phase
 
 EXAMPLES = (
     'slo-bench derive-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
@@ -59,7 +60,8 @@ def derive_slo(
     )
     # Each has as many GPUs as it needs.
     alone = models_of(PlacementSpec("llama-3.1-8b", settings["gpu"], 1), spec, gpus=1 << 30)
-    slos = dedicated_slos(workload, alone, quantile)
+    with phase("simulating every model alone"):
+        slos = dedicated_slos(workload, alone, quantile)
     if not each:
         slos = by_shape(slos)
     if bound:

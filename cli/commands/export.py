@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from ..options.parameters import argument, option
+from ..output.progress import phase
 
 EXAMPLES = (
     "slo-bench export runs/today --to mlflow",
@@ -36,4 +37,6 @@ def export(
     """Hand a finished run on to another tool."""
     from ...reports.exports import export as written
 
-    typer.echo(written(run_dir, to, destination))
+    with phase(f"handing the run on to {to}"):
+        place = written(run_dir, to, destination)
+    typer.echo(place)

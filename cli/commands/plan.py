@@ -91,7 +91,7 @@ def plan(
     from ..options.experiment_options import experiment_of
     from ..options.like import with_like
     from ..output.plan_output import show_fleet, show_plans
-    from ..output.progress import changing_line
+    from ..output.progress import counted_line
 
     resumed = folder.resumed is not None
     if (rate is None) is (fleet is None):
@@ -109,10 +109,10 @@ def plan(
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with (
         interruptible(f"interrupted{where}"),
-        changing_line("first simulation") as say,
+        counted_line("first simulation") as (say, count),
         options.pool_of(None, cores() if folder.jobs is None else folder.jobs) as pool,
     ):
-        plan_options = PlanOptions(kinds, priced, out, resumed, say, pool)
+        plan_options = PlanOptions(kinds, priced, out, resumed, say, count, pool)
         if fleet is None:
             planned = plan_cheapest(experiment, target_load, plan_options)
         else:

@@ -16,6 +16,7 @@ from ..options.declared import PEER_LINK
 from ..options.from_schema import with_options
 from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
 from ..output.console import RULED, terminal, text_table
+from ..output.progress import phase
 from .profile_calibrate import CALIBRATES, profile_calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
@@ -134,7 +135,8 @@ def fit(
     from ...predictors.profiles.fit_profile import fit as fit_all
     from ...predictors.profiles.profile_format import read_profile, write_profile
 
-    profile_fit = fit_all(read_profile(profile), seed)
+    with phase("fitting"):
+        profile_fit = fit_all(read_profile(profile), seed)
     written = None
     if not dry_run:
         written = write_profile(profile_fit.profile, out or profile)

@@ -12,6 +12,7 @@ import typer
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.parsing import plain_fields
 from ..options.parameters import option, option_group
+from ..output.progress import counted
 
 if TYPE_CHECKING:
     from ...predictors.costs.fit_costs import CostFit, CostFitQuality
@@ -66,7 +67,8 @@ def fit_costs_like(
     tried = settings(DEGREES if options.degrees is None else _degrees(options.degrees))
     read = read_profile(profile)
     beside = [read_profile(path) for path in options.extra_profile or []]
-    cost_fit = fit_costs(read, beside, tp=options.tp, tried=tried, seed=seed)
+    with counted("regressors") as progress:
+        cost_fit = fit_costs(read, beside, tp=options.tp, tried=tried, seed=seed, progress=progress)
     if out is not None and not dry_run:
         cost_fit.grid.write(out)
     if as_json:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..options.parameters import OUT, VERBOSE, argument, option
+from ..output.progress import phase
 
 EXAMPLES = (
     "slo-bench report runs/quickstart",
@@ -50,7 +51,8 @@ def report(
 
         console.print(tuning_text(rewrite_tuning(run_dirs[0], out, plotly=plotly)))
     else:
-        write_report(run_dirs, out, plotly=plotly)
+        with phase("writing the report"):
+            write_report(run_dirs, out, plotly=plotly)
         runs = read_runs(run_dirs)
         searched = found_in(runs)
         if searched:

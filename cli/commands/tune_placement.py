@@ -14,6 +14,7 @@ from ...workloads.machine_memory import check_memory
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, offer, with_options
 from ..options.parameters import OUT, flag, option, option_group
+from ..output.progress import phase
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare_placements import SolverResult
@@ -163,7 +164,8 @@ def tune_placement(
     beside += [CHECK] if search.check else []
     if CHECK in beside or "optuna" in beside:
         check_memory(search.trials * _TRIAL_BYTES, f"a study of {search.trials:,} trials")
-    solutions = answers(problem, weights, beside, trials=search.trials, seed=seed)
+    with phase("searching for maps"):
+        solutions = answers(problem, weights, beside, trials=search.trials, seed=seed)
     if search.method == "morphling":
         bench = Bench(
             where,
@@ -172,7 +174,8 @@ def tune_placement(
             **numbers,
             seed=seed,
         )
-        tried = morphling(spec, bench, tests=search.tests)
+        with phase("morphling: stress tests"):
+            tried = morphling(spec, bench, tests=search.tests)
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
         solutions.append(SolverResult("morphling", placed, latency_s, cost))
@@ -222,7 +225,8 @@ def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:
     from ...tuner.placement.compare_placements import random_gaps
     from ..output.console import print_result
 
-    rows = [gap.row() for gap in random_gaps(cases, seed)]
+    with phase("solving random cases"):
+        rows = [gap.row() for gap in random_gaps(cases, seed)]
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return

@@ -12,6 +12,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.declared import PEER_LINK, HtmlOrJson
 from ..options.from_schema import with_options
 from ..options.parameters import CELL, argument, flag, option, option_group
+from ..output.progress import phase
 
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
@@ -94,13 +95,14 @@ def validate(
     from ...reports.pages import validation as shown
 
     engine_log = read_log(log, cell)
-    validation = replay(
-        engine_log,
-        with_peer_link(read_profile(profile), peer_link),
-        engine or engine_log.engine.system or DEFAULT_SYSTEM,
-        overrides=EngineSettings(**vars(overrides)),
-        host_s=(host_ms or 0.0) / 1e3,
-    )
+    with phase("replaying the log"):
+        validation = replay(
+            engine_log,
+            with_peer_link(read_profile(profile), peer_link),
+            engine or engine_log.engine.system or DEFAULT_SYSTEM,
+            overrides=EngineSettings(**vars(overrides)),
+            host_s=(host_ms or 0.0) / 1e3,
+        )
     output.show(validation, shown.write_validation, shown.validation_json, shown.validation_text)
 
 
@@ -113,8 +115,10 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")
-    levels = validate_run(folder)
-    compare_decisions(folder)
+    with phase("simulating the levels"):
+        levels = validate_run(folder)
+    with phase("comparing decisions with the simulator's"):
+        compare_decisions(folder)
     if cell is not None:
         cell_names = [level.cell for level in levels]
         if cell not in cell_names:

@@ -10,6 +10,7 @@ import typer
 from ..options.from_schema import Given, offer, with_options
 from ..options.names import listed
 from ..options.parameters import OUT, argument, epilog, flag, option
+from ..output.progress import phase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,14 +83,15 @@ def show(
             requests = SHOWN_REQUESTS
         if rate is None and not loaded.closed_loop:
             rate = loaded.natural_rate_rps or 1.0
-    workload = loaded.make(
-        rate_rps=rate,
-        replay_speed=replay_speed,
-        requests=requests,
-        duration_s=duration,
-        seed=workload_options.value("seed"),
-    )
-    summary = summarise(workload, has_arrivals=not loaded.closed_loop)
+    with phase("drawing the requests"):
+        workload = loaded.make(
+            rate_rps=rate,
+            replay_speed=replay_speed,
+            requests=requests,
+            duration_s=duration,
+            seed=workload_options.value("seed"),
+        )
+        summary = summarise(workload, has_arrivals=not loaded.closed_loop)
     if as_json:
         plain = dataclasses.asdict(summary)
         plain["origin"], plain["notes"] = loaded.origin, list(loaded.notes)
@@ -127,7 +129,8 @@ def make(
         **{name: workload_options.value(name) for name in ("requests", "duration_s", "seed")},
         slo=parse_slo(workload_options.settings.get("slo", "")),
     )
-    write_csv(workload, out)
+    with phase("writing"):
+        write_csv(workload, out)
     typer.echo(f"{out}: {len(workload):,} requests over {workload.span_s:,.1f} s")
 
 

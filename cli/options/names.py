@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -120,9 +122,21 @@ def _suites() -> list[Entry]:
     from ...harness.experiments.experiment import suites
 
     return [
-        {"name": name, "question": path.read_text("utf-8").splitlines()[0].lstrip("# ")}
+        {"name": name, "question": _first_sentences(path.read_text("utf-8"))}
         for name, path in suites().items()
     ]
+
+
+_SENTENCE_END = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bal)[.?!](?=\s|$)")
+
+
+def _first_sentences(text: str) -> str:
+    """The sentences that begin on the first line of a file's first comment, whole."""
+    comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())
+    first, *rest = [line.removeprefix("# ").strip() for line in comment]
+    paragraph = " ".join([first, *rest])
+    end = _SENTENCE_END.search(paragraph, len(first) - 1)
+    return paragraph if end is None else paragraph[: end.end()]
 
 
 def _routers() -> list[Entry]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...harness.policies.systems import system
+from ...predictors.dtypes import AUTO
+from ...predictors.specs import model
 from ...reports.pages import plan_page
 from ...tuner.planning.launch_files import write_launch_files
-from .console import print_result
+from ...tuner.planning.offers import spread_text
+from .console import print_lines, print_result, terminal, text_table
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from ...harness.experiments.config.schema import ExperimentSchema
     from ...tuner.planning.fleet import FleetPlan
     from ...tuner.planning.plan_search import DeploymentPlan
@@ -37,6 +45,7 @@ def show_plans(
         typer.echo(json.dumps(rows, allow_nan=False))
         return
     lines = [
+        *_texts_of_columns(rows),
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
         "only cost more",
         *plan_page.confirmed_lines(planned.plans, planned.refuted),
@@ -48,7 +57,93 @@ def show_plans(
     lines += [f"written: {path}" for path in files]
     if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
-    print_result(plan_page.plan_table(rows), *lines)
+    print_lines(*_question(planned, experiment))
+    print_result(_plan_table(rows, experiment), *lines)
+
+
+def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> list[str]:
+    """What the plans answer: the load, what is served, and when a request is in time."""
+    load = planned.load
+    spare = f" + {load.headroom:.0%}" if load.headroom else ""
+    slos = " or ".join(str(slo) or "the trace's own" for slo in experiment.slo)
+    question = (
+        f"Cheapest GPUs for {load.rate_rps:g} req/s{spare} of {experiment.model[0]}, "
+        f"{experiment.workload[0]}, {load.target:.4g} of requests within {slos}, on "
+        f"{' or '.join(experiment.systems)} (simulated):"
+    )
+    return [*textwrap.wrap(question, terminal().width), ""]
+
+
+def _plan_table(rows: Sequence[Mapping[str, Any]], experiment: ExperimentSchema) -> RichTable:
+    """A line for each plan, the cheapest first, with the settings that are not at their default."""
+    several = len({row["system"] for row in rows}) > 1
+    heads = ("plan", "USD/h", "in SLO", "carries", "spare", "P(SLO)")
+    lines = []
+    for row in rows:
+        price = f"{row['usd_per_hour']:.2f}"
+        if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
+            price += f" ({_or_dash(row['catalogue_usd_per_hour'], '.2f')})"
+        spare = plan_page.spare_of(row)
+        lines.append(
+            (
+                ", ".join(_plan_words(row, experiment, several)),
+                price,
+                f"{100 * row['attainment']:.1f} %",
+                _capacity_text(row),
+                _or_dash(spare, "+.0%"),
+                _or_dash(row["keeps_probability"], ".0%"),
+            )
+        )
+    return text_table(heads, lines, numbers=heads[1:], unbroken=heads[1:], padding=(0, 1, 0, 0))
+
+
+def _plan_words(
+    row: Mapping[str, Any], experiment: ExperimentSchema, with_system: bool
+) -> Iterator[str]:
+    """GPUs, how they are divided, the system among several, and settings not at their default."""
+    yield f"{row['gpus']} × {row['gpu']}" + (" *" if row["step_time"] == "unfitted" else "")
+    if row["gpus"] != row["instances"]:
+        yield f"{row['instances']} × {spread_text(row['tp'], row['pp'], row['dp'])}"
+    if with_system:
+        yield row["system"]
+    served = model(experiment.model[0])
+    defaults: dict[str, object] = {
+        "weight_dtype": served.dtype_of(AUTO),
+        "kv_dtype": served.kv_dtype_of(AUTO),
+        **system(row["system"]).parameters(),
+    }
+    values = {name: row[name] for name in ("weight_dtype", "kv_dtype")} | row["parameters"]
+    for name, value in values.items():
+        if defaults.get(name) != value:
+            yield f"{name}={value}"
+    for name, value in row["deployment"].items():
+        if name not in values:
+            yield f"{name}={value}"
+
+
+def _capacity_text(row: Mapping[str, Any]) -> str:
+    """The rate that the plan carries at most, with its interval."""
+    low, high = row["low_rps"], row["high_rps"]
+    if row["capacity_rps"] is None:
+        return "undecided" if row["outcome"] == "undecided" else f"over {_or_dash(low, '.3g')}"
+    return f"{row['capacity_rps']:.3g} ({_or_dash(low, '.3g')}–{_or_dash(high, '.3g')})"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _texts_of_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the columns hold whose heads do not say it."""
+    lines = ["", "carries: highest rate in req/s at the target, with its 95 % interval"]
+    if any(row["catalogue_usd_per_hour"] != row["usd_per_hour"] for row in rows):
+        lines[-1] += "; USD in brackets: the catalogue's"
+    if any(row["keeps_probability"] is not None for row in rows):
+        lines.append(
+            "P(SLO): probability that the real server keeps the target at this rate, by how far "
+            "earlier predictions were from measurements (docs/accuracy.md#bands)"
+        )
+    return lines
 
 
 def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:

@@ -13,8 +13,9 @@ import typer
 
 from ..interrupts import check
 
-LINE_EVERY_S = 30.0
-QUIET_S = 2.0  # a phase that lasts longer is named
+LINE_EVERY_S = 30.0  # at most, without a terminal; the first lines come sooner
+QUIET_S = 2.0  # what lasts longer is told
+_RARER = 4  # times as long until the next line
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -23,14 +24,15 @@ DESCRIPTION = "{task.description}"  # the column of the text that a display chan
 def display(*columns: str) -> Iterator[Callable[..., None]]:
     """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
 
-    Where stderr is no terminal a line says how far it is, every `LINE_EVERY_S` seconds at most. The
-    function raises Ctrl-C that a library has swallowed.
+    Where stderr is no terminal a line says how far it is, after `QUIET_S`, then more rarely, and at
+    last every `LINE_EVERY_S`. The function raises Ctrl-C that a library has swallowed.
 
     Args:
         columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
     """
     if not sys.stderr.isatty():
-        yield _Lines(columns).change
+        with _Lines(columns).ticking() as change:
+            yield change
         return
     from rich import progress as shown
     from rich.table import Column
@@ -67,15 +69,39 @@ class _Lines:
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._noun = next((name for name in columns if name.isalpha() and name.islower()), "")
         self._state: dict[str, Any] = {}
-        self._begin_s = self._last_s = time.monotonic()
+        self._begin_s = time.monotonic()
+        self._pause_s = min(QUIET_S, LINE_EVERY_S)
+        self._next_s = self._begin_s + self._pause_s
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def ticking(self) -> Iterator[Callable[..., None]]:
+        """Yields `change`; lines come also where nothing changes."""
+        done = threading.Event()
+
+        def tick() -> None:
+            while not done.wait(max(0.01, self._next_s - time.monotonic())):
+                self._tell()
+
+        threading.Thread(target=tick, daemon=True).start()
+        try:
+            yield self.change
+        finally:
+            done.set()
 
     def change(self, **changes: Any) -> None:
         check()
         self._state |= changes
-        now_s = time.monotonic()
-        if now_s - self._last_s >= LINE_EVERY_S:
-            self._last_s = now_s
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s < self._next_s:
+                return
             typer.echo(self._line(now_s - self._begin_s), err=True)
+            self._pause_s = min(_RARER * self._pause_s, LINE_EVERY_S)
+            self._next_s = now_s + self._pause_s
 
     def _line(self, passed_s: float) -> str:
         done, total = (self._state.get(name) for name in ("completed", "total"))
@@ -91,15 +117,10 @@ class _Lines:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name on stderr what goes on once it has lasted `QUIET_S`, and then how long it took."""
+    """Name on stderr what goes on, with its time, and then how long it took if over `QUIET_S`."""
     begin_s = time.monotonic()
-    timer = threading.Timer(QUIET_S, lambda: typer.echo(f"{name} …", err=True))
-    timer.daemon = True
-    timer.start()
-    try:
+    with changing_line(name):
         yield
-    finally:
-        timer.cancel()
     if (passed_s := time.monotonic() - begin_s) >= QUIET_S:
         typer.echo(f"{name}: {passed_s:.0f} s", err=True)
 
@@ -109,6 +130,19 @@ def counted(noun: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function that takes the number done and the total, if known."""
     with display("Bar", "MofNComplete", noun, "TimeRemaining") as change:
         yield lambda done, total: change(completed=done, total=total)
+
+
+@contextlib.contextmanager
+def counted_line(
+    first: str,
+) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Yields two functions: one takes the line to show, the other the number done and the total."""
+    with display("Spinner", "TimeElapsed", "TimeRemaining", DESCRIPTION) as change:
+        change(description=first)
+        yield (
+            lambda line: change(description=line),
+            lambda done, total: change(completed=done, total=total),
+        )
 
 
 @contextlib.contextmanager

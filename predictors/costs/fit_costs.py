@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,10 +82,11 @@ def fit_costs(
     tp: int | None = None,
     tried: Sequence[Setting] = (),
     seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CostFit:
     """The best of the settings in `tried` (else all `settings()`), by error on held-out rows, and
     its grid. It learns from the steps of `profile` and of the profiles `beside` it; the grid is for
-    the model of `profile` on `tp` GPUs.
+    the model of `profile` on `tp` GPUs. `progress` gets the regressors done and their number.
 
     Raises:
         SloBenchError: scikit-learn is missing, or the tables have too few steps.
@@ -95,9 +96,12 @@ def fit_costs(
     rng = np.random.default_rng(seed)
     at_random = random_rows(len(sample_rows), _HELD_OUT, rng)
     whole = list(whole_sizes(sample_rows.steps, rng))
-    qualities = [
-        _quality(setting, sample_rows, at_random, whole, seed) for setting in tried or settings()
-    ]
+    all_tried = tried or settings()
+    qualities = []
+    for place, setting in enumerate(all_tried):
+        progress(place, len(all_tried))
+        qualities.append(_quality(setting, sample_rows, at_random, whole, seed))
+    progress(len(all_tried), len(all_tried))
     best = min(qualities, key=lambda q: q.held_out_percent)
     placement = dataclasses.replace(placement_of(profile), tp=tp or profile.tp)
     swap = swap_costs(profile, placement, rng)

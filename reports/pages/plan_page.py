@@ -96,22 +96,6 @@ def _capacity(plan: SizedOffer) -> dict[str, float | str | None]:
     }
 
 
-def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
-    """Plans side by side, the cheapest first; intervals stand below their figure."""
-    lines = []
-    for row in rows:
-        name = "\n".join(plan_parts(row))
-        price = f"{row['usd_per_hour']:.2f}"
-        if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
-            price += f"\n({_or_dash(row['catalogue_usd_per_hour'], '.2f')})"
-        spare = spare_of(row)
-        shown = "" if spare is None else f"{spare:+.0%}"
-        keeps = _or_dash(row["keeps_probability"], ".0%")
-        lines.append((name, price, attainment_text(row), _interval(row), shown, keeps))
-    heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
-    return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
-
-
 def attainment_text(row: dict[str, Any]) -> str:
     """Percent in SLO, and below it the 95 % interval."""
     low, high = row["attainment_low"], row["attainment_high"]
@@ -175,7 +159,7 @@ def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) 
     lengths = f"{min(each):,}" + (f" to {max(each):,}" if max(each) > min(each) else "")
     lines = [
         f"in SLO: at least {min(run.runs for run in runs)} runs of {lengths} requests a plan, on "
-        "seeds that the search did not use; below, the 95 % interval"
+        "seeds that the search did not use"
     ]
     if refuted:
         worst = min(refuted, key=lambda plan: plan.verdict.attainment)
@@ -184,15 +168,6 @@ def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) 
             f"out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
         )
     return lines
-
-
-def _interval(row: dict[str, Any]) -> str:
-    low = "" if row["low_rps"] is None else f"{row['low_rps']:.3g}"
-    if row["capacity_rps"] is None:
-        undecided = "undecided\n" * (row["outcome"] == "undecided")
-        return f"{undecided}over {low}" if low else ""
-    high = "" if row["high_rps"] is None else f" to {row['high_rps']:.3g}"
-    return f"{row['capacity_rps']:.3g}\n{low}{high}"
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -1,6 +1,7 @@
 """Lines of progress without a terminal: phases by name, and how far a tuning is."""
 
 import re
+import threading
 
 from typer.testing import CliRunner
 
@@ -21,6 +22,25 @@ def test_phase_that_is_over_soon_is_not_named(monkeypatch, capsys):
     with phase("writing the report"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_phase_that_lasts_is_told_while_it_goes_on(monkeypatch):
+    told = threading.Event()
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(progress.typer, "echo", lambda line, err: told.set())
+    with phase("reading"):
+        assert told.wait(60)  # nothing changes meanwhile
+
+
+def test_lines_come_more_and_more_rarely(monkeypatch, capsys):
+    clock_s = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock_s[0])
+    lines = progress._Lines(("levels",))
+    for second in range(120):
+        clock_s[0] = float(second)
+        lines.change(completed=second, total=120)
+    told = [int(line.split()[0]) for line in capsys.readouterr().err.splitlines()]
+    assert told == [2, 10, 40, 70, 100]
 
 
 def test_tune_without_a_terminal_says_how_many_configurations_are_done(monkeypatch, tmp_path):

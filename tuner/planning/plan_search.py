@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -140,6 +140,7 @@ class PlanOptions:
         folder: where simulated levels are kept.
         resume: use the levels in `folder`.
         say: called with the name of each level before it is simulated.
+        count: called with how far the search is, and an estimate of the whole.
         pool: processes that simulate, several levels at once, with the same results.
         runner_of: makes the runner of a cell, without a pool; by default the simulator.
     """
@@ -149,6 +150,7 @@ class PlanOptions:
     folder: Path | None = None
     resume: bool = False
     say: Say = lambda line: None
+    count: Callable[[int, int], None] = lambda done, whole: None
     pool: WorkerPool | None = None
     runner_of: RunnerOf = simulated_runner
 
@@ -197,13 +199,13 @@ class PlanSearch:
         self._ahead: Sequence[Offer] = ()  # the next to be tried, in their order
         self._found: list[SizedOffer] = []
         self._refuted: list[SizedOffer] = []
+        self._tried = 0  # offers
 
     def run(self) -> DeploymentPlan:
         """The cheapest plans on these GPUs; on all with a price where none is named."""
         load, kinds, prices = self.load, self.options.kinds, self.options.prices
         every, refused = offers(self.experiment, load.whole_rps, kinds, prices)
         self._check_arrivals(every[0])
-        tried = 0
         absent = {name: str(error) for name, error in refused.items()}
         for place, offer in enumerate(every):
             least_usd = offer.least_instances * offer.usd_per_hour
@@ -212,8 +214,9 @@ class PlanSearch:
                 continue
             if offer.least_instances * offer.gpus > load.most_gpus:
                 continue
-            tried += 1
             self._ahead = every[place + 1 :]
+            self.options.count(self._tried, self._tried + 2 + self._to_try())
+            self._tried += 1
             sized = self._smallest(offer) if self._quick_enough(offer) else None
             if sized is not None:
                 absent[offer.system] = f"its plans cost {sized.usd_per_hour:.2f} USD per hour"
@@ -240,7 +243,7 @@ class PlanSearch:
             absent.pop(plan.offer.system, None)
         refuted = tuple(self._refuted)
         return DeploymentPlan(
-            load, tuple(ranked), tried, len(every), prices, kinds, absent, refuted
+            load, tuple(ranked), self._tried, len(every), prices, kinds, absent, refuted
         )
 
     @property
@@ -248,6 +251,18 @@ class PlanSearch:
         """The price from which on an offer is not among the cheapest."""
         full = len(self._found) >= self.load.plans
         return self._found[-1].usd_per_hour if full else math.inf
+
+    def _to_try(self) -> int:
+        """About how many more offers will be tried after the next."""
+        affordable = [
+            offer
+            for offer in self._ahead
+            if offer.least_instances * offer.usd_per_hour < self._limit_usd
+            and offer.least_instances * offer.gpus <= self.load.most_gpus
+        ]
+        lacking = self.load.plans - len(self._found)
+        a_plan = max(2.0, self._tried / max(1, len(self._found)))  # as many are tried for one
+        return min(len(affordable), math.ceil(lacking * a_plan) if lacking else len(affordable))
 
     def _check_arrivals(self, offer: Offer) -> None:
         spec = next(offer.shapes(offer.least_instances)).spec(self.experiment, 1.0)
@@ -386,6 +401,7 @@ class PlanSearch:
             (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
             for sized in self._found
         ]
+        self.options.count(self._tried, self._tried + 1)
         begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
         plans = []
         for place, sized in enumerate(self._found):

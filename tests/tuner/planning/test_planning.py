@@ -505,7 +505,13 @@ def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch, short_runs)
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "simulated" in shown.output
+    question, _ = shown.stdout.split("\n\n", 1)
+    assert " ".join(question.split()) == (
+        "Cheapest GPUs for 1 req/s of llama-3.1-8b, sharegpt, 0.9 of requests within "
+        "ttft=1,tpot=0.15, on vllm (simulated):"
+    )
+    assert shown.stdout.count("a100-80g") == 1  # in one line
+    assert "max_num_batched_tokens" not in shown.stdout  # it is at its default
     done = CliRunner().invoke(app, [*words, "--json", "--resume"])
     [row] = json.loads(done.stdout)
     assert row["gpu"] == "a100-80g"
@@ -543,3 +549,17 @@ def test_plan_command_refuses_impossible_requests(words, message, short_runs):
     done = CliRunner().invoke(app, ["plan", "--jobs", "1", *words])
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
+
+
+def test_plan_cheapest_counts_offers_up_to_the_capacities():
+    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
+    counts = []
+    planned = plan_cheapest(
+        asked,
+        TargetLoad(1, plans=2),
+        PlanOptions(runner_of=each_carries_two, count=lambda *count: counts.append(count)),
+    )
+    done = [count[0] for count in counts]
+    assert done == [*range(planned.tried), planned.tried]
+    assert all(done < whole <= planned.offers + 2 for done, whole in counts)
+    assert counts[-1] == (planned.tried, planned.tried + 1)

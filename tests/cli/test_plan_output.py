@@ -1,0 +1,57 @@
+"""The table of plans: one line each, with what is not at its default."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from slo_bench.cli.output.plan_output import _plan_table
+from slo_bench.harness.experiments.experiment import Experiment
+
+ROW = {
+    "system": "vllm", "gpu": "a100-80g", "gpus": 4, "instances": 2, "tp": 2, "pp": 1, "dp": 1,
+    "weight_dtype": "bf16", "kv_dtype": "bf16", "deployment": {},
+    "parameters": {"max_num_batched_tokens": 2048}, "usd_per_hour": 13.7,
+    "catalogue_usd_per_hour": 13.7, "rate_rps": 10.0, "attainment": 0.9987, "capacity_rps": 14.3,
+    "low_rps": 12.0, "high_rps": 14.4, "outcome": "found", "step_time": "fitted",
+    "keeps_probability": 0.93,
+}  # fmt: skip
+
+
+def lines(*rows):
+    written = io.StringIO()
+    experiment = Experiment(systems=["vllm"], model="llama-3.1-8b")
+    Console(file=written, width=80).print(_plan_table(rows, experiment))
+    return written.getvalue().splitlines()
+
+
+def test_plan_at_defaults_is_one_line_without_settings():
+    _, line = lines(ROW)
+    assert " ".join(line.split()) == "4 × a100-80g, 2 × tp2 13.70 99.9 % 14.3 (12–14.4) +43% 93%"
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"parameters": {"max_num_batched_tokens": 8192}}, "max_num_batched_tokens=8192"),
+        ({"weight_dtype": "fp8"}, "weight_dtype=fp8"),
+        ({"deployment": {"block_size": 32}}, "block_size=32"),
+        ({"step_time": "unfitted"}, "a100-80g *"),
+    ],
+)
+def test_plan_shows_what_is_not_at_its_default(changes, shown):
+    assert shown in " ".join(lines(ROW | changes)[1:])
+
+
+def test_plans_of_several_systems_name_theirs():
+    _, first, second = lines(ROW, ROW | {"system": "sarathi", "parameters": {}})
+    assert "vllm" in first
+    assert "sarathi" in second
+
+
+def test_plan_with_a_setting_has_one_line_at_80_columns():
+    row = ROW | {"gpu": "l40s", "instances": 4, "tp": 1}
+    _, line = lines(row | {"parameters": {"max_num_batched_tokens": 8192}})
+    assert line.startswith("4 × l40s, max_num_batched_tokens=8192 13.70")
