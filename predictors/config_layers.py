@@ -56,6 +56,11 @@ def layout_of(config: Fields, layers: int | None) -> Layout:
         return Layout(layers)
     if not isinstance(kinds, list) or len(kinds) < (layers or 1):
         raise config.fail(f"field {field!r} must name a kind for each of the {layers} layers")
+    if len(kinds) > _MOST_LAYERS:
+        raise config.fail(
+            f"field {field!r} names {len(kinds):,} layers, more than the {_MOST_LAYERS:,} that are "
+            "read"
+        )
     kinds = [str(kind) for kind in kinds[: layers or len(kinds)]]
     unknown = set(kinds) - set(_MIXERS)
     if unknown:

@@ -99,6 +99,7 @@ _GATED = re.compile(r"si?lu|swish|swi?glu.*|geglu|situ")
 _PLAIN = re.compile(r"relu2?|relu_?squared|xielu")
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVisionText2Text")
 _SHARED_EMBEDDINGS = ("tie_embedding", "use_embedding_sharing")
+_DTYPE = re.compile(r"(torch\.)?(auto|half|float|bfloat16|float(16|32|64)|float8_\w+|u?int[48])")
 _TEXTS = ("text_config", "llm_config", "language_config")
 
 
@@ -149,6 +150,10 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     whole = Fields(path, fields)
     config = _language_model(whole)
     _refuse_unmodelled(config)
+    for field in ("torch_dtype", "dtype"):
+        dtype = config.get(field)
+        if dtype is not None and not _DTYPE.fullmatch(str(dtype)):
+            raise config.fail(f"field {field!r} is no number format: {dtype!r:.60}")
     layout = layout_of(config, config.named("layers", default=0) or None)
     heads, hidden = config.named("heads"), config.named("hidden")
     head_dim = config.named("head_dim", default=max(1, hidden // heads))

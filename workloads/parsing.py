@@ -67,7 +67,7 @@ def number(value: object) -> float:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table.
+    """The table. A byte order mark before it, as editors on Windows write it, is none of it.
 
     Raises:
         tomllib.TOMLDecodeError: it is no TOML, or more than the parser can take.
@@ -75,7 +75,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError("a key has more than 100 names joined by dots")
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from ...harness.results.read_run import RunResults, read_runs
 from ...workloads.errors import SloBenchError
+from ...workloads.shown_paths import without_folders
 from ..figures import figures, mechanism
 from ..figures.details import LevelDetail, SloRange, level_details
 from ..figures.drawing import page_data
@@ -276,11 +277,12 @@ def _setup(run: RunResults, suffix: str) -> dict[str, Any]:
     for pair, about in (step_times if isinstance(step_times, Mapping) else {}).items():
         about = about if isinstance(about, Mapping) else {"provenance": about}
         fitted = "Fitted" if about.get("fitted") is True else "Unfitted"
-        descriptions[str(pair)] = f"{fitted}. {about.get('provenance', '')}"
+        description = f"{fitted}. {about.get('provenance', '')}"
+        descriptions[without_folders(str(pair))] = without_folders(description)
     environment = {k: _definition(v) for k, v in run.environment.items() if k != "step_time"}
     return {
         "of": suffix,
-        "toml": run.experiment_toml,
+        "toml": without_folders(run.experiment_toml),
         "environment": environment,
         "step_times": descriptions,
     }
@@ -288,10 +290,10 @@ def _setup(run: RunResults, suffix: str) -> dict[str, Any]:
 
 def _definition(value: object) -> str | dict[str, str]:
     if isinstance(value, str):
-        return value
+        return without_folders(value)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return shlex.join(value)
-    return {"verbatim": json.dumps(value, ensure_ascii=False, indent=1)}
+        return without_folders(shlex.join(value))
+    return {"verbatim": without_folders(json.dumps(value, ensure_ascii=False, indent=1))}
 
 
 def _footer(cells: pd.DataFrame, runs: Sequence[RunResults]) -> str:

@@ -114,6 +114,21 @@ def test_plotly_js_is_inline_linked_or_beside_the_page(make_run, tmp_path, plotl
         assert beside.read_bytes() == bundle
 
 
+def test_page_shows_no_folder_of_the_machine(make_run, tmp_path):
+    folder = "/home/somebody/a project"
+    step_time = {f"{folder}/m on a100-80g tp1": {"fitted": True, "provenance": f"'{folder}/p'"}}
+    environment = {
+        "step_time": step_time,
+        "inputs": {f"{folder}/t.csv": "ab"},
+        "command": ["slo-bench", "run", "--model", f"{folder}/m"],
+    }
+    toml = f'name = "x"\nmodel = "{folder}/m"\nworkload = "{folder}/t.csv"\n'
+    run = make_run("run", toml=toml, environment=environment)
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert "somebody" not in page
+    assert "…/t.csv" in page
+
+
 def test_page_without_figures_has_no_plotly_js():
     methods = one_group("M", ("a",), [["b"]])
     shown = {"heading": "h", "answer": "a", "rows": [], "notes": [], "footer": "f"}

@@ -221,7 +221,7 @@ class Load:
         self.results[VANISHED] += 1
 
     async def sends_half_and_goes(self) -> None:
-        await self._unasked(self.request()[:-5], 0.3)
+        await self._unasked(self.request()[:-5], REQUEST_TIMEOUT_S / 2)
 
     async def says_nothing(self) -> None:
         await self._unasked(b"", IDLE_TIMEOUT_S * 2)

@@ -17,6 +17,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.extras import is_installed, need
 from ....workloads.file_cache import files_read
 from ....workloads.models import parse_models
+from ....workloads.shown_paths import short_paths
 from ...results.acceptance import with_acceptance
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
@@ -247,6 +248,7 @@ class AxisColumns:
     workload: Mapping[str, str]
     model: Mapping[str, str]
     backend: str
+    paths: Mapping[str, str]  # of the other settings, as shown
 
     @classmethod
     def of(cls, experiment: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
@@ -272,6 +274,14 @@ class AxisColumns:
             _if_distinct(names),
             _if_distinct({text: _model_name(text, experiment.backend) for text in models}),
             experiment.backend,
+            short_paths(
+                {
+                    value
+                    for lists in several.values()
+                    for value in itertools.chain.from_iterable(lists)
+                    if isinstance(value, str)
+                }
+            ),
         )
 
     def model_of(self, values: Mapping[str, Any]) -> str:
@@ -284,7 +294,12 @@ class AxisColumns:
     def settings(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """The columns of the settings that have several values."""
         named = (name for name in self.swept if name not in _ALWAYS_COLUMNS)
-        return {name: column_value(values[name]) for name in named}
+        return {name: self.shown(values[name]) for name in named}
+
+    def shown(self, value: object) -> Value:
+        """A setting's value as written in its column."""
+        plain = column_value(value)
+        return self.paths.get(plain, plain) if isinstance(plain, str) else plain
 
 
 def _model_name(text: str, backend: str) -> str:
@@ -293,8 +308,10 @@ def _model_name(text: str, backend: str) -> str:
 
 
 def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
-    """Return short names if they are distinct, otherwise the full texts."""
-    return names if len(set(names.values())) == len(names) else {text: text for text in names}
+    """Return short names if they are distinct, otherwise the texts, of paths what tells them
+    apart.
+    """
+    return names if len(set(names.values())) == len(names) else short_paths(names)
 
 
 def name_part(name: str, value: object) -> str:

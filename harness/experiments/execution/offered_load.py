@@ -237,7 +237,8 @@ def filled_in(experiment: ExperimentSchema, load: Load) -> dict[str, Any]:
 # bytes of a request and of an instance, time of a request. The others are guesses; a planned cell
 # took 840 bytes, without its row.
 _CELL_BYTES, _REQUEST_BYTES, _INSTANCE_BYTES = 6_000, 1_100, 4_600
-_CELL_S, _REQUEST_S, _INSTANCE_S = 0.01, 50e-6, 50e-6
+_CELL_S, _REQUEST_S, _INSTANCE_S = 0.01, 50e-6, 140e-6
+_MOST_INSTANCES = 100_000  # no system has more GPUs
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,14 @@ class Estimate:
         )
 
     def check(self) -> None:
-        """Raise SloBenchError if the memory of this machine does not suffice."""
+        """Raise SloBenchError if the memory of this machine does not suffice, or there are more
+        instances than any system has.
+        """
+        if self.instances > _MOST_INSTANCES:
+            raise SloBenchError(
+                f"{self.instances:,} instances or GPUs are more than the {_MOST_INSTANCES:,} that "
+                "can be simulated"
+            )
         check_memory(self.memory_bytes, self.text)
 
 

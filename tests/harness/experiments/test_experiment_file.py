@@ -66,6 +66,12 @@ def test_line_of_a_setting_is_found(location, line):
     assert line_of(TEXTS, location) == line
 
 
+def test_toml_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text('name = "x"\nrates = 1\n', "utf-8-sig")
+    assert read_toml(path)[0] == {"name": "x", "rates": 1}
+
+
 def test_invalid_toml_is_refused_with_its_line(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("a = 1\nb = = 2\n")

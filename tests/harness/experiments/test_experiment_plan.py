@@ -1,4 +1,5 @@
 import json
+from importlib.resources import files
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_every_combination_is_a_cell_and_every_axis_a_column():
     assert specs[0].cell == "vllm_tp-1_slo-scale-1_rate-1_seed-0"
     assert list(specs[0].columns)[8:] == ["replay_speed", "seed", "tp", "slo_scale"]
     assert {(c.columns["tp"], c.columns["gpus"]) for c in specs} == {(1, 1), (2, 2)}
+
+
+def test_more_instances_than_any_system_has_are_refused_at_once():
+    with pytest.raises(SloBenchError, match=r"1,000,000 instances or GPUs are more than the"):
+        cells(instances=1_000_000)
+
+
+def test_columns_hold_no_folders_of_the_machine(tmp_path):
+    shipped = files("slo_bench.predictors") / "device_maps" / "two-sites-10ms.json"
+    maps = [tmp_path / name / "map.json" for name in "ab"]
+    for path in maps:
+        path.parent.mkdir()
+        path.write_text(shipped.read_text())
+    specs = cells(model="llama-3.1-70b", device_map=[str(path) for path in maps])
+    assert [cell.columns["device_map"] for cell in specs] == ["a/map.json", "b/map.json"]
+    assert [cell.placement.device_map for cell in specs] == [str(path) for path in maps]
 
 
 def test_setting_with_one_value_has_no_column():
