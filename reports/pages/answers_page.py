@@ -16,6 +16,8 @@ _COUNTS = {
     "tokens than events: if the server hides reasoning, their TPOT is too short",
     "refuted_usages": "answers have a usage that is no number or counts fewer tokens than they "
     "show: their tokens are counted by their events",
+    "split_token_answers": "answers have fewer tokens by their usage than events with text: a "
+    "token is taken to begin where its text does",
     "surplus_outputs": "answers have more tokens than requested",
     "truncated_outputs": "answers have fewer tokens than requested: those levels had less work "
     "than offered",

@@ -384,6 +384,7 @@ def _answers_figures(workload: Workload, http_result: HttpResult) -> dict[str, V
         "unstreamed_answers": int((whole & together).sum()),
         "uncounted_answers": int((whole & unsure).sum()),
         "silent_openings": int((whole & (columns.silent > 0)).sum()),
+        "split_token_answers": int((whole & (columns.chunks > tokens)).sum()),
         "refuted_usages": int((whole & (columns.refuted > 0)).sum()),
         "prompt_tokens_ratio": _rounded(np.median(ratios)) if len(ratios) else None,
     }

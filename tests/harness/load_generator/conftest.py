@@ -47,8 +47,8 @@ def run():
 
 @pytest.fixture
 def json_server():
-    """An address where `answer(path, body)` gives the status and the JSON of each answer, and the
-    requests so far.
+    """An address where `answer(path, body)` gives the status and the JSON of each answer, or the
+    bytes of its events, and the requests so far.
     """
     servers = []
 
@@ -62,9 +62,11 @@ def json_server():
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 requests.append((self.path, body))
                 status, reply = answer(self.path, body)
-                content = json.dumps(reply).encode()
+                streams = isinstance(reply, bytes)
+                content = reply if streams else json.dumps(reply).encode()
                 self.send_response(status)
-                self.send_header("content-type", "application/json")
+                kind = "text/event-stream" if streams else "application/json"
+                self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

@@ -211,3 +211,21 @@ def test_cells_say_which_api_was_used_and_which_usages_were_not(json_server, tmp
     (run,) = read_runs([tmp_path / "run"])
     assert run.cells["api"].tolist() == ["chat"]
     assert "4 of 4 answers have a usage that is no number" in sentences(run.cells)[0]
+
+
+def test_cells_say_how_many_usages_count_fewer_tokens_than_events(json_server, tmp_path):
+    texts = [{"choices": [{"text": text}]} for text in ("one", "two", "three", "four", "five")]
+    end = {"choices": [{"text": "", "finish_reason": "stop"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 3}}
+    events = b"".join(b"data: %b\n\n" % json.dumps(e).encode() for e in (*texts, end, usage))
+    url, _ = json_server(lambda path, body: (200, events + b"data: [DONE]\n\n"))
+    client = {"base_urls": [url], "send_delay_limit_s": 60.0}
+    settings = {"workload": "sharegpt", "requests": 4, "rates": 100.0, "seeds": 1}
+    short = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(3)", "model": "m"}
+    Experiment(**settings, **short, backend="openai", client=client).run(tmp_path / "run")
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.cells["split_token_answers"].tolist() == [4]
+    assert any(
+        text.startswith("4 of 4 answers have fewer tokens by their usage than events with text")
+        for text in sentences(run.cells)
+    )
