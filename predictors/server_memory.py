@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .model_spec import ModelSpec
+from .operators.server_version import UNKNOWN, ServerVersion, version_numbers
 
 ANY = "any"  # of what is only simulated
 _GIB = 2**30
@@ -115,6 +116,14 @@ def has_memory(server: str, version: str) -> bool:
     return server in _rows() and any(
         _number(row.version) <= _number(version) for row in _rows()[server]
     )
+
+
+def placed_memory(server: ServerVersion) -> dict[str, str]:
+    """The fields of a `Placement` that name the memory of a server; none where it is not known."""
+    version = "" if version_numbers(server.version) == UNKNOWN else server.version
+    if server.engine not in _rows() or (version and not has_memory(server.engine, version)):
+        return {}
+    return {"server": server.engine, "server_version": version}
 
 
 def servers() -> tuple[str, ...]:

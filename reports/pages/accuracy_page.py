@@ -11,6 +11,8 @@ from rich.text import Text
 
 from ...harness.validation.accuracy.aiconfigurator import beside
 from ...harness.validation.accuracy.prediction_errors import ErrorSummary, Judged, summaries
+from ...predictors.bands import model_kind
+from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from ..figures.drawing import page_data
 from ..figures.figure import Axis, Figure, Format, View, curve
@@ -18,18 +20,23 @@ from .document import page, write_page
 from .table import Table, one_group
 
 # Of a table: heads, and the texts below them; a last column has AIConfigurator's errors.
+_ERRORS: Mapping[str, Callable[[ErrorSummary], str]] = {
+    "metric": lambda row: row.metric,
+    "n": lambda row: str(row.n),
+    "median": lambda row: f"{row.median_error:.1%}",
+    "mean": lambda row: f"{row.mean_error:.1%}",
+    "p90": lambda row: f"{row.p90_error:.1%}",
+    "bias": lambda row: f"{row.bias:+.1%}",
+    "in band": lambda row: "–" if row.in_band is None else f"{row.in_band:.0%}",
+}
 _COLUMNS: Mapping[str, Callable[[ErrorSummary], str]] = {
     "engine": lambda row: row.engine,
     "GPU": lambda row: row.gpu,
     "models": lambda row: row.model,
     "load, regime": lambda row: row.mode,
-    "metric": lambda row: row.metric,
-    "n": lambda row: str(row.n),
-    "median": lambda row: f"{row.median_error:.1%}",
-    "p90": lambda row: f"{row.p90_error:.1%}",
-    "bias": lambda row: f"{row.bias:+.1%}",
-    "in band": lambda row: "–" if row.in_band is None else f"{row.in_band:.0%}",
+    **_ERRORS,
 }
+_OF_SETS = ("ttft_mean", "tpot_mean", "e2e_mean")
 GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
     ("engine", "by engine", lambda row: row.engine),
     ("gpu", "by GPU", lambda row: row.gpu),
@@ -66,9 +73,10 @@ def shown(metric: str) -> bool:
 
 
 def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -> RenderableType:
-    """The table of errors, and what was not predicted."""
-    table = _table(judged)
-    return Group(table.rich(table.label), *(Text(line, style="dim") for line in _not(skipped)))
+    """The tables of errors, by set at the end, and what was not predicted."""
+    tables = [_table(judged), _sets(judged)]
+    shown_tables = [table.rich(table.label) for table in tables]
+    return Group(*shown_tables, *(Text(line, style="dim") for line in _not(skipped)))
 
 
 def _table(judged: Sequence[Judged]) -> Table:
@@ -80,6 +88,20 @@ def _table(judged: Sequence[Judged]) -> Table:
     last = None if any(row[-1] != "–" for row in rows) else -1  # AIConfigurator predicted none
     title = f"Errors of {len(judged):,} prediction{'s' * (len(judged) != 1)}"
     return one_group(title, heads[:last], [row[:last] for row in rows], texts=range(5))
+
+
+def _sets(judged: Sequence[Judged]) -> Table:
+    """Errors of TTFT, TPOT and E2E by set, engine and kind of model."""
+    groups = summaries(
+        judged, lambda row: (row.set, row.engine, "", model_kind(model(row.model)), row.mode)
+    )
+    rows = [
+        [row.engine, row.model, row.mode, row.set, *(text(row) for text in _ERRORS.values())]
+        for row in groups
+        if row.metric in _OF_SETS
+    ]
+    heads = ["engine", "models", "load", "set", *_ERRORS]
+    return one_group("By set", heads, rows, texts=range(5))
 
 
 def _not(skipped: Counter[tuple[str, str]]) -> list[str]:

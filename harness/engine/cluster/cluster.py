@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from ....predictors.front_end import FrontEnd, FrontEndQueue
 from ...core.cluster_policy import (
     DROP,
     EMBEDS,
@@ -61,8 +62,11 @@ class Cluster:
         *,
         failures: Sequence[Failure] = (),
         progress: Progress | None = None,
+        front_end: FrontEnd | None = None,
     ) -> None:
         self.instances = instances
+        numbers = {instance.number for instance in instances if front_end is not None}
+        self._front_ends = {n: FrontEndQueue(front_end) for n in numbers if front_end is not None}
         self.up = [instance for instance in instances if instance.up and instance.role != EMBEDS]
         self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
@@ -72,6 +76,7 @@ class Cluster:
         self._policy = policy
         self._arrivals = arrivals
         self._recorder = recorder
+        recorder.front_end = front_end
         self._failures = failures
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
@@ -123,7 +128,10 @@ class Cluster:
         """`r`, waiting or with its KV free to enter, is at `instance` in `travel_s`."""
         if self._held:
             self._held.pop(r, None)
-        r.visible_s = visible_s = self.now_s + travel_s
+        visible_s = self.now_s + travel_s
+        if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
+            visible_s = self._passed_s(r, instance, visible_s)
+        r.visible_s = visible_s
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -139,6 +147,10 @@ class Cluster:
                 place -= 1
             inbox.insert(place, r)
         self._runner.note_one(instance)
+
+    def _passed_s(self, r: RequestState, instance: LazyInstance, arrival_s: float) -> float:
+        """When `r`, which is at the server of `instance` then, has passed its front end."""
+        return self._front_ends[instance.number].leaves_s(arrival_s)
 
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
@@ -317,11 +329,14 @@ class Cluster:
         route = self._policy.router.route
         while True:
             requests = arrivals.pop_slice()
-            if len(instances) == 1:
+            if len(instances) == 1 and not self._front_ends:
                 instances[0].engine.inbox.extend(requests)
             else:
                 for r in requests:
-                    route(r, instances).engine.inbox.append(r)
+                    instance = route(r, instances)
+                    if self._front_ends:
+                        r.visible_s = self._passed_s(r, instance, r.arrival_s)
+                    instance.engine.inbox.append(r)
             horizon_s = arrivals.next_s()
             for instance in instances:
                 instance.engine.run(horizon_s, False)
@@ -346,6 +361,8 @@ class Cluster:
         """Run both in long slices; requests are for one or the other by what they are."""
         while True:
             requests = self._arrivals.pop_slice()
+            for r in requests if self._front_ends else ():
+                r.visible_s = self._passed_s(r, embedder if r.num_inputs else llm, r.arrival_s)
             end_s = self._arrivals.next_s()
             self._runner.run_pair(llm, embedder, requests, end_s)
             self._record(llm)

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from ....predictors.front_end import FrontEnd
 from ....workloads.blocks import BLOCK_ROWS
 from ....workloads.workload import Workload
 from ...core.counters import Counters, TimedCounters
@@ -62,6 +63,7 @@ class Recorder:
     def __init__(self, n: int, arrival_s: np.ndarray) -> None:
         self.records = _begun(n, arrival_s)
         self.ended = 0
+        self.front_end: FrontEnd | None = None  # of the servers that requests are sent to
 
     def finished(self, requests: list[RequestState], instance: int, *, eventful: bool) -> None:
         """Those have all their tokens from that instance.
@@ -72,7 +74,28 @@ class Recorder:
             return
         self.ended += len(requests)
         rows = np.fromiter(map(attrgetter("id"), requests), np.int64, len(requests))
-        _put_finished(self.records, rows, requests, instance, eventful=eventful)
+        self._put_finished(self.records, rows, requests, instance, eventful=eventful)
+
+    def _put_finished(
+        self,
+        records: Records,
+        rows: Ints,
+        requests: list[RequestState],
+        instance: int,
+        *,
+        eventful: bool,
+    ) -> None:
+        n = len(requests)
+        for name, attribute in (_ALWAYS | _EVENTFUL if eventful else _ALWAYS).items():
+            column = getattr(records, name)
+            column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
+        if self.front_end is not None:
+            prompts = np.fromiter(map(attrgetter("prompt_tokens"), requests), np.int64, n)
+            passing_s = self.front_end.passing_s(prompts)
+            records.first_token_s[rows] += passing_s
+            records.finish_s[rows] += passing_s
+        records.outcome[rows] = Outcome.FINISHED
+        records.instance[rows] = instance
 
     def measured(self, measures: Measures) -> None:
         """What an instance has measured until now may be taken from it."""
@@ -157,7 +180,7 @@ class BlockRecorder(Recorder):
             mine = of_block == k
             some = requests if mine.all() else list(compress(requests, mine.tolist()))
             places = rows[mine] - k * BLOCK_ROWS
-            _put_finished(self._blocks[k].records, places, some, instance, eventful=eventful)
+            self._put_finished(self._blocks[k].records, places, some, instance, eventful=eventful)
             self._left[k] -= len(some)
         self._pass_on()
 
@@ -203,17 +226,6 @@ def _begun(n: int, arrival_s: Floats) -> Records:
     records = Records.empty(n)
     records.arrival_s[:] = records.queued_s[:] = arrival_s
     return records
-
-
-def _put_finished(
-    records: Records, rows: Ints, requests: list[RequestState], instance: int, *, eventful: bool
-) -> None:
-    n = len(requests)
-    for name, attribute in (_ALWAYS | _EVENTFUL if eventful else _ALWAYS).items():
-        column = getattr(records, name)
-        column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
-    records.outcome[rows] = Outcome.FINISHED
-    records.instance[rows] = instance
 
 
 def _put_gone(records: Records, row: int, release: Release) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from ....predictors.embedder import Embedder
+from ....predictors.front_end import FrontEnd
 from ....predictors.lora import Lora
 from ....predictors.placement import Placement
 from ....predictors.step_time import StepTime
@@ -76,6 +77,7 @@ def simulate(
     progress: Callable[[int, float], None] | None = None,
     trace: EngineTrace | None = None,
     step_time_of: Callable[[Placement], StepTime] | None = None,
+    front_end: FrontEnd | None = None,
 ) -> Result:
     """Serve `workload` with `instances` of `system`, each placed as `placement` says.
 
@@ -110,6 +112,7 @@ def simulate(
         trace: is filled with everything that instances do (not those of an `engine`).
         step_time_of: the true step times of a role with a placement of its own; by default those
             of `default_step_time`.
+        front_end: what requests pass at each instance before it sees them; None: nothing.
 
     Raises:
         SloBenchError: an unknown router or option, an overlong request under `error`, embedding
@@ -196,7 +199,13 @@ def simulate(
     arrivals = Arrivals(workload, skip=rejected)
     kind = cluster or (Cluster if trace is None else partial(TracedCluster, trace=trace))
     ran = kind(
-        [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
+        [*handles, *beside],
+        across,
+        arrivals,
+        recorder,
+        failures=failures,
+        progress=progress,
+        front_end=front_end,
     )
     result = _run(ran, across, roles, placement, handles, beside, recorder, closed=workload.closed)
     return replace(
@@ -218,6 +227,7 @@ def simulate_blocks(
     ready_s: float = 0.0,
     progress: Callable[[int, float], None] | None = None,
     step_time_of: Callable[[Placement], StepTime] | None = None,
+    front_end: FrontEnd | None = None,
 ) -> Result:
     """Serve a workload of any length in constant memory.
 
@@ -234,6 +244,7 @@ def simulate_blocks(
         ready_s: when instances begin to serve; earlier arrivals wait.
         progress: called now and then with (requests ended, clock in seconds).
         step_time_of: the true step times of a role with a placement of its own.
+        front_end: what requests pass at each instance; None: nothing.
 
     Returns:
         What `simulate` returns, but without records of the requests; gaps between tokens are
@@ -270,7 +281,15 @@ def simulate_blocks(
         reserved=any(builder.reserves_maximum for builder in builders),
     )
     arrivals = BlockArrivals(recorder.begun(fitted))
-    ran = Cluster(handles, across, arrivals, recorder, failures=failures, progress=progress)
+    ran = Cluster(
+        handles,
+        across,
+        arrivals,
+        recorder,
+        failures=failures,
+        progress=progress,
+        front_end=front_end,
+    )
     result = _run(ran, across, roles, placement, handles, (), recorder, closed=False)
     return replace(result, overlong=recorder.refused)
 

@@ -433,6 +433,14 @@ class ExperimentSchema(BaseModel):
         f"(Default: the newest checked, {ServerVersion()}), or started, if several are installed.",
         metavar="VERSION",
     )
+    front_end: Axis[Literal["server", "none"]] = setting(
+        SERVES_MORE,
+        "What requests pass before the engine and their answers after (HTTP, tokenizer, first "
+        "chunk): that of the simulated server, or none. Step times of `roofline`, of profiles and "
+        "of device maps have none.",
+        ("server",),
+        backends=SIMULATOR,
+    )
     embedder: Axis[str | None] = setting(
         SERVES,
         "Embedding model served beside the language model, for workloads with embedding requests. "

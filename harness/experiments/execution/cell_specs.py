@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ....predictors.device_map import read_device_map
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
+from ....predictors.front_end import FrontEnd, front_end
 from ....predictors.lora import Lora
 from ....predictors.model_spec import ModelSpec
 from ....predictors.operators.assembly import (
@@ -29,7 +30,7 @@ from ....predictors.profiles.build_model import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
-from ....predictors.server_memory import has_memory
+from ....predictors.server_memory import placed_memory
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
@@ -271,6 +272,7 @@ class Placed:
     embedder: Embedder | None = None
     ready_s: float = 0.0  # it begins to serve
     lora: Lora | None = None  # the adapters' slots
+    front_end: FrontEnd | None = None
 
 
 @file_cache(maxsize=64)
@@ -326,15 +328,16 @@ def placed(spec: PlacementSpec) -> Placed:
     timed = _with_overhead(timed, spec.prefill_overhead_s)
     if lora:
         timed = lora.slower(timed, card)
-    return Placed(placement, timed, beside, lora=lora or None)
+    passed = None
+    if spec.front_end == "server" and profile is None and spec.profile != ROOFLINE:
+        passed = front_end(spec.server)
+        timed = dataclasses.replace(timed, provenance=f"{timed.provenance}; {passed}")
+    return Placed(placement, timed, beside, lora=lora or None, front_end=passed)
 
 
 def _memory_of(spec: PlacementSpec) -> dict[str, Any]:
     """The server whose memory a placement has, where it is named and its memory is known."""
-    server = spec.server
-    if spec.server_version is None or not has_memory(server.engine, server.version):
-        return {}
-    return {"server": server.engine, "server_version": server.version}
+    return {} if spec.server_version is None else placed_memory(spec.server)
 
 
 def _with_overhead(timed: StepTimeModel, prefill_s: float) -> StepTimeModel:

@@ -214,6 +214,7 @@ def _instances(spec: CellSpec) -> dict[str, Any]:
         "failures": parse_failures(spec.failures) if spec.failures else (),
         "ready_s": spec.deployment.ready_s,
         "step_time_of": partial(_role_step_time, spec.placement),
+        "front_end": spec.deployment.front_end,
     }
 
 

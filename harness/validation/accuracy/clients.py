@@ -29,7 +29,7 @@ class Client:
     Attributes:
         shortest: the shortest length, as a share of the nominal one; lengths are drawn evenly.
         requests_each: requests of a client, one after the other; the first ones come together.
-        delay_s: mean seconds between the end of an answer and the engine's having the next request.
+        think_s: mean seconds between the end of an answer and the next request of its client.
         stagger_s: seconds between the first requests of two clients.
         kv_dtypes: KV cache format of plain models by GPU, where it is not 16-bit.
         latent_kv_dtypes: the same of models with latent attention.
@@ -44,7 +44,7 @@ class Client:
 
     shortest: float = 0.97
     requests_each: int = 10
-    delay_s: float = 0.01
+    think_s: float = 0.01
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     latent_kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -73,6 +73,8 @@ class Server:
     Attributes:
         memory_share: share of a GPU's memory that it may use.
         step_tokens: tokens of a step; None: the client's, else the engine's default.
+        step_prompts: tokens of a step as a multiple of the prompt's; 0: `step_tokens` say.
+        kv_dtype: KV cache format; empty: the client's.
         polls: decode steps after which it looks for new requests: with up to 15 clients, and with
             more (`--scheduler-recv-interval` of SGLang).
         expert_parallel: whether experts are split over all GPUs, whatever the table says.
@@ -81,9 +83,15 @@ class Server:
 
     memory_share: float = 0.9
     step_tokens: int | None = None
+    step_prompts: int = 0
+    kv_dtype: str = ""
     polls: tuple[int, int] = (1, 1)
     expert_parallel: bool = False
     experts_kernel: str = ""
+
+    def token_budget(self, prompt_tokens: int) -> int | None:
+        """Tokens of a step; None: the client's, else the engine's default."""
+        return self.step_prompts * prompt_tokens or self.step_tokens
 
     def unseen_s(self, concurrency: int, step_s: float) -> float:
         """Mean seconds until the server looks for a request that has arrived, beyond one step."""
@@ -109,23 +117,37 @@ _VLLM_AIPERF = replace(
 
 _QWEN35 = "qwen3.5-397b-a17b"
 _POLLS = (10, 30)
+_MINIMAX = Server(step_prompts=2, kv_dtype="fp8")
 # Options by engine, GPU, model, weights and tp (0: any other).
 _RECIPES = {
     ("sglang", "h200-141g", "deepseek-r1", "fp8", 0): Server(0.82, 32768),
-    ("sglang", "b200", "deepseek-r1", "fp8", 0): Server(0.82, 32768, _POLLS),
-    ("sglang", "b200", "deepseek-r1", "fp8", 4): Server(0.95, 8192, _POLLS),
-    ("sglang", "b200", "deepseek-r1", "nvfp4", 0): Server(0.85, 16384, _POLLS),
+    ("sglang", "b200", "deepseek-r1", "fp8", 0): Server(0.82, 32768, polls=_POLLS),
+    ("sglang", "b200", "deepseek-r1", "fp8", 4): Server(0.95, 8192, polls=_POLLS),
+    ("sglang", "b200", "deepseek-r1", "nvfp4", 0): Server(0.85, 16384, polls=_POLLS),
+    ("sglang", "b300", "deepseek-r1", "fp8", 0): Server(0.82, 32768, polls=_POLLS, kv_dtype="fp8"),
+    ("sglang", "b300", "deepseek-r1", "fp8", 4): Server(0.95, 8192, polls=(10, 10), kv_dtype="fp8"),
+    ("sglang", "b300", "deepseek-r1", "nvfp4", 0): Server(
+        0.85, 16384, polls=_POLLS, kv_dtype="fp8"
+    ),
     ("sglang", "h200-141g", _QWEN35, "fp8", 0): Server(0.8, 16384),
-    ("sglang", "b200", _QWEN35, "bf16", 0): Server(0.82, 32768, _POLLS),
-    ("sglang", "b200", _QWEN35, "fp8", 0): Server(0.82, 32768, _POLLS),
-    ("sglang", "b200", _QWEN35, "nvfp4", 0): Server(0.85, 32768, (30, 30)),
+    ("sglang", "b200", _QWEN35, "bf16", 0): Server(0.82, 32768, polls=_POLLS),
+    ("sglang", "b200", _QWEN35, "fp8", 0): Server(0.82, 32768, polls=_POLLS),
+    ("sglang", "b200", _QWEN35, "nvfp4", 0): Server(0.85, 32768, polls=(30, 30)),
+    ("sglang", "b300", _QWEN35, "bf16", 0): Server(0.82, 32768, polls=_POLLS),
+    ("sglang", "b300", _QWEN35, "fp8", 0): Server(0.8, 16384, polls=(10, 10)),
+    ("sglang", "b300", _QWEN35, "nvfp4", 0): Server(0.8, 32768, polls=_POLLS),
     ("sglang", "h200-141g", "glm-5", "fp8", 0): Server(0.85),
     ("sglang", "b200", "glm-5", "fp8", 0): Server(0.85, 32768),
-    ("sglang", "b200", "glm-5", "nvfp4", 0): Server(0.9, 32768, (10, 10)),
+    ("sglang", "b200", "glm-5", "nvfp4", 0): Server(0.9, 32768, polls=(10, 10)),
+    ("sglang", "b300", "glm-5", "fp8", 0): Server(0.85, 32768, kv_dtype="fp8"),
     ("vllm", "h200-141g", "minimax-m2.5", "fp8", 0): Server(0.95),
     ("vllm", "h200-141g", "minimax-m2.5", "fp8", 8): Server(0.95, expert_parallel=True),
-    ("vllm", "b200", "minimax-m2.5", "fp8", 0): Server(0.95),
+    ("vllm", "b200", "minimax-m2.5", "fp8", 0): _MINIMAX,
+    ("vllm", "b200", "minimax-m2.5", "nvfp4", 0): _MINIMAX,
+    ("vllm", "b300", "minimax-m2.5", "fp8", 0): _MINIMAX,
+    ("vllm", "b300", "minimax-m2.5", "nvfp4", 0): _MINIMAX,
     ("vllm", "b200", "kimi-k2.5", "int4", 0): Server(0.97),
+    ("vllm", "b200", "kimi-k2.5", "nvfp4", 0): Server(step_prompts=2, kv_dtype="fp8"),
     # `VLLM_MXFP4_USE_MARLIN=1`
     ("vllm", "h100-80g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
     ("vllm", "h200-141g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
@@ -134,10 +156,11 @@ _SAME_RECIPES = {"deepseek-v3": "deepseek-r1"}
 # Recipes before a version. Of MiniMax-M2.5 they turned expert parallelism on in every case (a guard
 # that is always true: github.com/SemiAnalysisAI/InferenceX/pull/966; on H200 with tp 8), on B200
 # with `VLLM_USE_FLASHINFER_MOE_FP8=0` and `VLLM_MOE_USE_DEEP_GEMM=0`, which leaves Triton. Marlin
-# for gpt-oss came with vLLM 0.13 (pull/327).
+# for gpt-oss came with vLLM 0.13 (pull/327); FP8 KV and steps of two prompts for MiniMax-M2.5 on
+# B200 with vLLM 0.19 (pull/947).
 _TRITON = Server(0.95, expert_parallel=True, experts_kernel="triton")
 _EARLIER = {
-    ("vllm", "b200", "minimax-m2.5", "fp8"): ((0, 18), _TRITON),
+    ("vllm", "b200", "minimax-m2.5", "fp8"): ((0, 19), _TRITON),
     ("vllm", "h100-80g", "gpt-oss-120b", "mxfp4"): ((0, 13), Server()),
     ("vllm", "h200-141g", "gpt-oss-120b", "mxfp4"): ((0, 13), Server()),
 }

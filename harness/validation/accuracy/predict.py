@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ....predictors.bands import kind_of, regime_of
+from ....predictors.front_end import front_end
 from ....predictors.operators.assembly import default_step_time
 from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement
+from ....predictors.server_memory import placed_memory
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, step_time
 from ....workloads.arrays import Floats, Ints
@@ -30,8 +33,8 @@ ENGINES = ("vllm", "sglang", "trtllm")
 # TensorRT-LLM schedules as vLLM does: running requests first, chunked prefill in one budget.
 _SYSTEMS = {"trtllm": "vllm"}
 # Of one logit at the sampler's peak: itself in 16 and 32 bits (6), sorted with its index (12), and
-# as much again while sorting.
-SAMPLER_BYTES = 30
+# as much again while sorting. Of vLLM before 0.10, whose memory was not measured.
+_SAMPLER_BYTES = 30
 
 
 @dataclass(frozen=True)
@@ -59,30 +62,15 @@ def predict(
     """
     if case.engine not in ENGINES:
         raise SloBenchError(f"engine {case.engine!r} is not simulated")
-    served = _system(case)
-    blocks = case.num_gpu_blocks
-    device = gpu(case.gpu)
-    if case.peer_link is not None:
-        device = replace(device, peer_link=case.peer_link)
-    placement = Placement(
-        model(case.model),
-        device,
-        tp=case.tp,
-        pp=case.pp,
-        ep=case.ep,
-        dp=case.dp,
-        weight_dtype=case.weight_dtype,
-        kv_dtype=case.kv_dtype,
-        memory_share=case.memory_share,
-        batched_tokens=token_budget(case),
-        beside_bytes=sampler_bytes(case),
-        fixed_num_gpu_blocks=None if blocks is None else max(1, blocks - 1),  # one holds nothing
-    )
-    if blocks is None:
+    served, placement = _system(case), placed_as_measured(case)
+    if case.num_gpu_blocks is None:
         placement.check()
     if step_time_model is None:
         step_time_model = step_time(placement) if analytic else step_times(case, placement, without)
     load, client = case.load, client_of(case.harness, case.engine, case.version)
+    # Without a harness the times are the engine's own.
+    outside = bool(case.harness) or isinstance(load, ClosedLoop)
+    passed = front_end(measured_server(case)) if outside else None
     kind = kind_of(step_time_model)
 
     def served_in(workload: Workload) -> dict[str, Floats]:
@@ -94,6 +82,7 @@ def predict(
             step_time_model.model,
             instances=case.instances,
             overlong_requests="error",
+            front_end=passed,
         )
         records, tokens = result.records, workload.output_tokens
         if (records.outcome != Outcome.FINISHED).any():
@@ -117,12 +106,10 @@ def predict(
         seconds = served_in(_closed_loop(load, client))
         warm = client.warm_up_each * load.concurrency
         tpot_s = float(np.nanmean(seconds["tpot"][warm:]))
-        ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
+        ttft_s = float(seconds["ttft"][warm:].mean())
         ttft_s += _server(case).unseen_s(load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
         return Prediction(means, regime(means, load.concurrency), kind)
-    # Without a harness the times are the engine's own.
-    delay_s = client.delay_s if case.harness else 0.0
     if isinstance(load, HighestRate):
         rate_rps, at_rate = highest_rate(load, served_in)
         running = rate_rps * (at_rate["e2e_mean"] - at_rate["ttft_mean"]) / case.instances
@@ -137,11 +124,31 @@ def predict(
     )
     seconds = served_in(workload)
     of_answered = {name: values[load.answered] for name, values in seconds.items()}
-    of_answered |= {name: of_answered[name] + delay_s for name in ("ttft", "e2e")}
     statistics = figures(of_answered)
     served_s = int(load.answered.sum()) * (statistics["e2e_mean"] - statistics["ttft_mean"])
     running = served_s / max(load.span_s, statistics["e2e_mean"]) / case.instances
     return Prediction(statistics, regime(statistics, running), kind)
+
+
+def placed_as_measured(case: Case) -> Placement:
+    """What was measured, with the memory of its server and version."""
+    blocks, device = case.num_gpu_blocks, gpu(case.gpu)
+    if case.peer_link is not None:
+        device = replace(device, peer_link=case.peer_link)
+    return Placement(
+        model(case.model),
+        device,
+        tp=case.tp,
+        pp=case.pp,
+        ep=case.ep,
+        dp=case.dp,
+        weight_dtype=case.weight_dtype,
+        kv_dtype=case.kv_dtype,
+        memory_share=case.memory_share,
+        batched_tokens=token_budget(case),
+        fixed_num_gpu_blocks=None if blocks is None else max(1, blocks - 1),  # one holds nothing
+        **_memory(case),
+    )
 
 
 def token_budget(case: Case) -> int:
@@ -165,14 +172,15 @@ def _small(case: Case) -> bool:
     return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
 
 
-def sampler_bytes(case: Case) -> int:
-    """Bytes on each GPU of vLLM's sampler when the server measures at start what KV may take.
-
-    It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
-    """
+def _memory(case: Case) -> dict[str, Any]:
+    """What the server that was measured takes of each GPU, as fields of a `Placement`."""
+    measured = placed_memory(measured_server(case))
     if case.engine != "vllm":
-        return 0
-    return max_num_seqs(case) * model(case.model).vocab * SAMPLER_BYTES
+        return measured
+    sequences = max_num_seqs(case)
+    if not measured:
+        return {"beside_bytes": sequences * model(case.model).vocab * _SAMPLER_BYTES}
+    return {"sampled_sequences": sequences, **measured}
 
 
 def measured_server(case: Case) -> ServerVersion:
@@ -223,7 +231,7 @@ def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
         prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
-        think_s=draw.exponential(client.delay_s, n),
+        think_s=draw.exponential(client.think_s, n),
         prefix_blocks=shared,
         name="measured",
     )

@@ -92,6 +92,7 @@ class ErrorSummary:
     metric: str
     n: int
     median_error: float
+    mean_error: float
     p90_error: float
     bias: float
     in_band: float | None = None
@@ -229,12 +230,15 @@ def summaries(
     ]
 
 
-def _figures(rows: Sequence[Judged], metric: str) -> tuple[float, float, float, float | None]:
+def _figures(
+    rows: Sequence[Judged], metric: str
+) -> tuple[float, float, float, float, float | None]:
     signed = np.array([row.errors()[metric] for row in rows])
     size = np.abs(signed)
     inside = [within for row in rows if (within := row.in_band(metric)) is not None]
     return (
         float(np.median(size)),
+        float(size.mean()),
         float(np.quantile(size, 0.9)),
         float(np.median(signed)),
         float(np.mean(inside)) if inside else None,

@@ -196,9 +196,9 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
         ep=ep,
         dp=dp,
         weight_dtype=weights,
-        kv_dtype=client.kv_dtype(gpu, spec),
+        kv_dtype=server.kv_dtype or client.kv_dtype(gpu, spec),
         memory_share=server.memory_share,
-        token_budget=server.step_tokens
+        token_budget=server.token_budget(load.prompt_tokens)
         or client.token_budget(load.prompt_tokens, load.concurrency),
         async_scheduling=client.async_scheduling,
         harness=harness,

@@ -253,6 +253,7 @@ SIMULATED_ONLY = {
     "kv_disk_gib": 1.0,
     "prefill_overhead_s": 0.02,
     "host_link": "pcie3-x16",
+    "front_end": "none",
 }
 
 
@@ -331,3 +332,23 @@ def test_file_notes_say_what_was_read_of_a_trace(tmp_path):
         "t.csv: output_tokens is read from out_tokens",
         "t.csv: not used: who",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "server"),
+    [
+        ({}, "vLLM"),
+        ({"server_version": "sglang-0.5.9"}, "SGLang 0.5.9"),
+        ({"gpu": "rtx-4090", "model": "llama-3.1-8b"}, "vLLM"),  # a fit, without kernel tables
+        ({"front_end": "none"}, None),
+        ({"profile": "roofline"}, None),
+    ],
+)
+def test_a_simulation_has_the_front_end_of_its_server_and_tells_it(settings, server):
+    [cell] = Experiment(systems="vllm", rates=1, seeds=1, **settings).plan().cells
+    deployment = placed(cell.placement)
+    assert (deployment.front_end is None) == (server is None)
+    told = "front end of " in deployment.step_time.provenance
+    assert told == (server is not None)
+    if server is not None:
+        assert f"front end of {server}" in deployment.step_time.provenance

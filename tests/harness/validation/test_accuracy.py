@@ -27,14 +27,12 @@ from slo_bench.harness.validation.accuracy.measurement import (
     OpenLoop,
     Skipped,
 )
-from slo_bench.harness.validation.accuracy.predict import (
-    predict,
-    sampler_bytes,
-    token_budget,
-)
+from slo_bench.harness.validation.accuracy.predict import placed_as_measured, predict, token_budget
 from slo_bench.harness.validation.accuracy.prediction_errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.front_end import front_end
+from slo_bench.predictors.operators.server_version import ServerVersion
 from slo_bench.predictors.specs import model as catalogue_model
 from slo_bench.reports.pages.accuracy_page import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
@@ -221,7 +219,11 @@ def test_cases_have_the_settings_of_their_harness():
     for case in cases:
         if case.harness == "inferencex":
             engines[case.engine].add(case.token_budget)
-    assert engines == {"vllm": {None}, "trtllm": {None}, "sglang": {None, 8192, 16384, 32768}}
+    assert engines == {
+        "vllm": {None, 2048, 16384},
+        "trtllm": {None},
+        "sglang": {None, 8192, 16384, 32768},
+    }
 
 
 @pytest.mark.slow
@@ -235,7 +237,16 @@ def test_servers_have_the_options_of_published_recipes():
             formats.add((case.weight_dtype, case.memory_share))
     assert shares["sglang", "b200", "deepseek-r1", 4] == {("fp8", 0.95), ("nvfp4", 0.85)}
     assert shares["sglang", "b200", "deepseek-r1", 8] == {("fp8", 0.82), ("nvfp4", 0.85)}
-    assert shares["vllm", "b200", "minimax-m2.5", 2] == {("fp8", 0.95), ("nvfp4", 0.9)}
+    assert shares["vllm", "b200", "minimax-m2.5", 2] == {("fp8", 0.9), ("nvfp4", 0.9)}
+    minimax = [
+        m.case
+        for m in rows
+        if (m.case.model, m.case.gpu, m.case.version) == ("minimax-m2.5", "b200", "0.19.0")
+    ]
+    assert {(case.kv_dtype, case.token_budget) for case in minimax} == {
+        ("fp8", 2048),
+        ("fp8", 16384),
+    }
     assert shares["vllm", "h100-80g", "minimax-m2.5", 4] == {("fp8", 0.9)}
 
 
@@ -248,12 +259,38 @@ def test_repeated_prompts_are_computed_once():
     assert repeated["e2e_mean"] < 0.5 * different["e2e_mean"]
 
 
-def test_sampler_bytes_of_vllm():
+def test_memory_is_that_of_the_measured_server_and_version():
     load = ClosedLoop(1, 10, 10)
-    large, small = (Case("vllm", "", g, "qwen3-32b", load) for g in ("h100-80g", "a100-80g"))
-    assert sampler_bytes(large) == 1024 * 151936 * 30
-    assert sampler_bytes(small) == 256 * 151936 * 30
-    assert sampler_bytes(Case("sglang", "", "h100-80g", "qwen3-32b", load)) == 0
+    places = {
+        name: placed_as_measured(Case(engine, version, "h100-80g", "qwen3-32b", load))
+        for name, engine, version in (
+            ("new", "vllm", "0.19.0"),
+            ("unknown", "vllm", "nightly-5b8c30d62b754b57"),
+            ("old", "vllm", "0.12.0"),
+            ("older", "vllm", "0.8"),
+            ("sglang", "sglang", "0.5.9"),
+            ("trtllm", "trtllm", "1.0"),
+        )
+    }
+    assert {name: (place.server, place.server_version) for name, place in places.items()} == {
+        "new": ("vllm", "0.19.0"),
+        "unknown": ("vllm", ""),
+        "old": ("vllm", "0.12.0"),
+        "older": ("any", ""),
+        "sglang": ("sglang", "0.5.9"),
+        "trtllm": ("any", ""),
+    }
+    assert places["new"].kv_tokens > places["old"].kv_tokens  # samples with less
+    assert places["new"].sampled_sequences == 1024
+    assert places["older"].beside_bytes == 1024 * 151936 * 30
+
+
+def test_a_closed_loop_passes_the_front_end_of_its_server():
+    load = ClosedLoop(2, 1000, 20)
+    case = Case("vllm", "0.15.1", "h100-80g", "llama-3.1-8b", load)
+    passed = front_end(ServerVersion("vllm", "0.15.1"))
+    least_s = passed.passing_s(np.array([0.97 * 1000]))[0]
+    assert predict(case).figures["ttft_mean"] > 0.012 + least_s
 
 
 def test_open_loop_counts_answered_requests_alone():
@@ -300,7 +337,7 @@ def test_summary_has_the_median_errors(measured_folder):
     row = rows["vllm", "tpot_mean"]
     error = judged[0].predicted["tpot_mean"] / 0.008 - 1
     assert (row.n, row.bias) == (1, pytest.approx(error))
-    assert row.median_error == pytest.approx(abs(error))
+    assert row.median_error == row.mean_error == pytest.approx(abs(error))
     assert row.in_band in (0.0, 1.0)  # of one row
     assert ("sglang", "ttft_mean") not in rows
 
@@ -410,7 +447,7 @@ def test_accuracy_command_prints_json(measured_folder, slo_bench, monkeypatch):
     assert code == 0
     rows = json.loads(out)
     assert {"set", "engine", "gpu", "model", "mode", "metric", "n"} <= set(rows[0])
-    assert {"median_error", "p90_error", "bias", "in_band"} <= set(rows[0])
+    assert {"median_error", "mean_error", "p90_error", "bias", "in_band"} <= set(rows[0])
     assert {row["set"] for row in rows} == {"mine"}
     code, out, _ = slo_bench("accuracy", str(measured_folder))
     assert code == 0

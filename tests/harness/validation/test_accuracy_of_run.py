@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from slo_bench.cli.options.experiment_options import DEFAULT_SUITE
 from slo_bench.harness.experiments.execution.cell_specs import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.cells import simulated
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.validation.accuracy.measurement import Skipped
-from slo_bench.harness.validation.accuracy.predict import ENGINES, _server, step_times
+from slo_bench.harness.policies.systems import system
+from slo_bench.harness.validation.accuracy.measurement import Case, OpenLoop, Skipped
+from slo_bench.harness.validation.accuracy.predict import (
+    ENGINES,
+    _server,
+    max_num_seqs,
+    predict,
+    step_times,
+    token_budget,
+)
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
 
 STEPS = (1, 1000, ()), (32, 32_000, ()), (32, 32_000, ((0, 512),)), (0, 0, ((0, 2048),))
 
@@ -57,6 +70,49 @@ def test_run_takes_the_step_times_whose_accuracy_is_published(key):
     )
     for step in STEPS:
         assert run.step_time.model.step_s(*step) == published.model.step_s(*step)
+
+
+def run_beside_published(case, load):
+    """TTFT and E2E (s) of an open loop as `accuracy` predicts it, and as `run` simulates it."""
+    spec = PlacementSpec(
+        case.model,
+        case.gpu,
+        case.tp,
+        **{name: getattr(case, name) for name in ("weight_dtype", "kv_dtype", "memory_share")},
+        server_version=f"{case.engine}-{case.version}",
+    )
+    [cell] = Experiment(systems=case.engine, rates=1, seeds=1).plan().cells
+    names = {"max_num_batched_tokens": token_budget(case), "max_num_seqs": max_num_seqs(case)}
+    names["async_scheduling"] = spec.server.schedules_ahead
+    parameters = system(case.engine).known(names)
+    cell = dataclasses.replace(
+        cell, system=case.engine, placement=spec, parameters=parameters, overlong_requests="error"
+    )
+    workload = Workload(load.arrival_s, load.prompt_tokens, load.output_tokens)
+    records = simulated(cell, workload, None).records
+    return {"ttft_mean": records.ttft_s.mean(), "e2e_mean": records.e2e_s.mean()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "gpu"),
+    [("vllm", "0.15.1", "h100-80g"), ("vllm", "0.12.0", "h100-80g"), ("vllm", "0.19.0", "b200")],
+)
+def test_run_takes_the_whole_simulation_whose_accuracy_is_published(engine, version, gpu):
+    """Step times, host, batch limits and front end, from arrival to the last token, where KV does
+    not bind: `run` counts memory with steps of 8,192 tokens and 256 sequences.
+    """
+    draw = np.random.default_rng(1)
+    n = 200
+    load = OpenLoop(
+        np.cumsum(draw.exponential(1 / 20, n)),
+        draw.integers(100, 3000, n),
+        draw.integers(2, 400, n),
+        np.ones(n, dtype=np.bool_),
+    )
+    case = Case(engine, version, gpu, "llama-3.1-8b", load, harness="someone")
+    published = predict(case).figures
+    run = run_beside_published(case, load)
+    assert run == pytest.approx({name: published[name] for name in run}, rel=1e-9)
 
 
 def test_the_first_command_takes_the_default_step_times():

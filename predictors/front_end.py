@@ -1,0 +1,71 @@
+"""The front end of a server: what a request passes before the engine sees it, and its answer after.
+
+HTTP, chat template, tokenizer, hand-over to the engine's process, detokenizer and first streamed
+chunk. One thread takes requests in, one after the other, so that bursts queue.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..workloads.arrays import Floats, Ints
+from .operators.server_version import ServerVersion, version_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """A row of `catalogues/front_ends.toml`, where each field is explained."""
+
+    server: str  # for people
+    request_s: float
+    latency_s: float
+    token_s: float
+
+    def passing_s(self, prompt_tokens: Ints) -> Floats:
+        """Seconds that requests and first chunks take to pass, where they wait for no others."""
+        return self.latency_s + self.token_s * prompt_tokens
+
+    def __str__(self) -> str:
+        return (
+            f"front end of {self.server}: {1e3 * self.latency_s:g} ms and "
+            f"{1e6 * self.token_s:g} µs a prompt token, {1e3 * self.request_s:g} ms queued"
+        )
+
+
+class FrontEndQueue:
+    """The thread of one server that takes requests in."""
+
+    __slots__ = ("_free_s", "_request_s")
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self._request_s = front_end.request_s
+        self._free_s = 0.0
+
+    def leaves_s(self, arrival_s: float) -> float:
+        """When the engine sees a request that arrives behind all others."""
+        begin_s = arrival_s if arrival_s > self._free_s else self._free_s
+        self._free_s = free_s = begin_s + self._request_s
+        return free_s
+
+
+def front_end(server: ServerVersion) -> FrontEnd:
+    """The front end of a server: the row of its newest version that is not newer.
+
+    A server that was not measured has that of vLLM.
+    """
+    rows = _rows()
+    rows = rows.get(server.engine, rows["vllm"])
+    numbers = version_numbers(server.version)
+    version = max((v for v in rows if version_numbers(v) <= numbers), key=version_numbers)
+    times = {name: rows[version][name] for name in ("request_s", "latency_s", "token_s")}
+    return FrontEnd(str(server), **times)
+
+
+@cache
+def _rows() -> dict[str, dict[str, dict[str, Any]]]:
+    file = files(__package__) / "catalogues" / "front_ends.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
