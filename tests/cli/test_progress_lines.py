@@ -26,6 +26,7 @@ def test_phase_that_is_over_soon_is_not_named(monkeypatch, capsys):
 
 def test_phase_that_lasts_is_told_while_it_goes_on(monkeypatch):
     told = threading.Event()
+    monkeypatch.setattr(progress, "_TICK_S", 0.0)
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     monkeypatch.setattr(progress.typer, "echo", lambda line, err: told.set())
     with phase("reading"):
