@@ -1,7 +1,8 @@
 """A folder's report at a local address, written anew as cells finish.
 
 The page at `/` holds the report in a frame, asks `/state` every two seconds and loads the frame
-again when the version has changed. Its place on the page is kept.
+again when the version has changed. Its place on the page is kept. Above the frame it shows what the
+run does now and the phases that are over, such as the start of a server, before a cell is finished.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from markupsafe import escape
 
@@ -36,7 +40,36 @@ _KINDS = {
     "slo_bench_cells_finished": "gauge",
     **{f"slo_bench_cell_{column}": "gauge" for column in CELL_METRICS},
 }
+_TIME = re.compile(r" \(\d+ s\)$")
 _HTML = "text/html; charset=utf-8"
+
+
+@dataclass
+class LiveStatus:
+    """What a run does: its phases, and the cells that run now, each in a line."""
+
+    running: Sequence[str] = ()
+    _begin_s: float = field(default_factory=time.monotonic)
+    _phases: list[tuple[float, str]] = field(default_factory=lambda: [(0.0, "preparing")])
+
+    def begin(self, phase: str) -> None:
+        """The run has come to this phase, or is still in it; the one before it is over.
+
+        A time in brackets at its end is left out: the status has its own.
+        """
+        phase = _TIME.sub("", phase)
+        if phase != self._phases[-1][1]:
+            self._phases.append((time.monotonic() - self._begin_s, phase))
+
+    def plain(self) -> dict[str, Any]:
+        """Seconds since the begin, phases with begin and end (the last: None), running cells."""
+        ends_s = [*(round(begin_s, 1) for begin_s, _ in self._phases[1:]), None]
+        phases = [
+            {"phase": phase, "begin_s": round(begin_s, 1), "end_s": end_s}
+            for (begin_s, phase), end_s in zip(self._phases, ends_s, strict=False)
+        ]
+        passed_s = round(time.monotonic() - self._begin_s, 1)
+        return {"passed_s": passed_s, "phases": phases, "running": list(self.running)}
 
 
 @dataclass
@@ -44,6 +77,7 @@ class LiveReport:
     """The report of a folder in which cells are being finished."""
 
     folder: Path
+    status: LiveStatus | None = None
     _version: str = ""
     _page: bytes = b""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -112,15 +146,26 @@ class LiveReport:
         elif request.path == "/metrics":
             http_server.respond(reply, self.metrics().encode(), CONTENT_TYPE)
         elif request.path == "/state":
-            http_server.respond_json(reply, {"version": self.version(), "text": self.text()})
+            status = {} if self.status is None else self.status.plain()
+            http_server.respond_json(
+                reply, {"version": self.version(), "text": self.text(), **status}
+            )
         else:
             http_server.refuse(reply, 404, f"there is no {request.path}; / is the report")
 
 
 @contextlib.contextmanager
-def live_report(folder: Path, *, port: int = 0, names: tuple[str, ...] = ()) -> Iterator[str]:
+def live_report(
+    folder: Path,
+    status: LiveStatus | None = None,
+    *,
+    port: int = 0,
+    names: tuple[str, ...] = (),
+) -> Iterator[str]:
     """Serve a folder's report on this machine and yield its address, until the block ends. It has
     the `names` besides those of this machine.
+
+    `status` is shown above the report.
 
     Raises:
         SloBenchError: the port is taken.
@@ -128,7 +173,7 @@ def live_report(folder: Path, *, port: int = 0, names: tuple[str, ...] = ()) -> 
 
     async def run(ready: http_server.Ready) -> None:
         clients = http_server.Clients(hosts=AllowedHosts("127.0.0.1", names))
-        handler = LiveReport(folder).answer
+        handler = LiveReport(folder, status).answer
         await http_server.serve(handler, port=port, clients=clients, ready=ready)
 
     with http_server.in_thread("live report", run) as served:

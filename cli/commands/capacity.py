@@ -28,6 +28,7 @@ from ..options.parameters import VERBOSE, flag
 from ..output.progress import changing_line
 
 if TYPE_CHECKING:
+    from ...reports.live import LiveStatus
     from ...tuner.capacity.folder import CapacityProgress
 
 Note = Callable[[str], None]
@@ -106,8 +107,8 @@ def capacity(
         interruptible(
             f"interrupted; go on with: slo-bench capacity --resume --out {shlex.quote(str(folder))}"
         ),
-        execution.watched(folder),
-        _display(folder, lines=not simulated) as (watch, ended, note),
+        execution.watched(folder) as status,
+        _display(folder, status, lines=not simulated) as (watch, ended, note),
         options.pool_of(cluster, cores() if jobs is None else jobs)
         if simulated
         else contextlib.nullcontext() as pool,
@@ -151,10 +152,10 @@ def _advice(rows: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def _display(
-    folder: Path, *, lines: bool
+    folder: Path, status: LiveStatus | None, *, lines: bool
 ) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None], Note]]:
     """Return the callbacks for a finished run, for progress within a run and for a note: a status
-    line.
+    line, shown by `status` too.
 
     Where stderr is no terminal, `lines` prints a line for each run.
     """
@@ -167,6 +168,8 @@ def _display(
             if not announced:  # now that nothing is refused any more
                 announced = True
                 typer.echo(f"searching into {folder}", err=True)
+            if status is not None:
+                status.running = [text]
             if say is not None:
                 say(text)
 
@@ -181,6 +184,8 @@ def _display(
             show(f"{line} · running, {requests:,} ended")
 
         def note(text: str) -> None:
+            if status is not None:
+                status.begin(text)
             show(text)
             if say is None:
                 typer.echo(text, err=True)

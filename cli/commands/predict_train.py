@@ -138,7 +138,7 @@ def predict_train(
 
     with interruptible(way_on), counted("steps") as count:
 
-        def progress(done: int, total: int) -> None:
+        def count_step(done: int, total: int) -> None:
             steps_done.append(done)
             count(done, total)
 
@@ -149,7 +149,7 @@ def predict_train(
             base=base or DEFAULT_BASE,
             settings=settings,
             resume=resume,
-            progress=progress,
+            progress=count_step,
             on_epoch=print_epoch,
         )
     parts = ", ".join(f"{rows:,} {part}" for part, rows in config.training["rows"].items())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ...harness.experiments.execution.ray_pool import OnRay
     from ...harness.experiments.execution.workers import WorkerPool
+    from ...reports.live import LiveStatus
 
 STORAGE = "Execution"
 Found = TypeVar("Found")
@@ -136,18 +137,21 @@ class Execution(Executor, RunFolder):
     names: list[str] | None = allow_host(panel=RUN)
 
     @contextmanager
-    def watched(self, folder: Path) -> Iterator[None]:
-        """With --live the report of `folder` is served within the block."""
+    def watched(self, folder: Path) -> Iterator[LiveStatus | None]:
+        """With --live the report of `folder` is served within the block; yields what it shows
+        above it.
+        """
         if not self.live:
             if self.names:
                 raise SloBenchError("--allow-host goes with --live")
-            yield
+            yield None
             return
-        from ...reports.live import live_report
+        from ...reports.live import LiveStatus, live_report
 
-        with live_report(folder, names=tuple(self.names or ())) as url:
+        status = LiveStatus()
+        with live_report(folder, status, names=tuple(self.names or ())) as url:
             typer.echo(f"live report: {url}", err=True)
-            yield
+            yield status
 
 
 @option_group

@@ -74,7 +74,7 @@ def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> list[str
     return [*textwrap.wrap(question, terminal().width), ""]
 
 
-def _plan_table(rows: Sequence[Mapping[str, Any]], experiment: ExperimentSchema) -> RichTable:
+def _plan_table(rows: Sequence[dict[str, Any]], experiment: ExperimentSchema) -> RichTable:
     """A line for each plan, the cheapest first, with the settings that are not at their default."""
     several = len({row["system"] for row in rows}) > 1
     heads = ("plan", "USD/h", "in SLO", "carries", "spare", "P(SLO)")

@@ -16,6 +16,7 @@ from ..interrupts import check
 LINE_EVERY_S = 30.0  # at most, without a terminal; the first lines come sooner
 QUIET_S = 2.0  # what lasts longer is told
 _RARER = 4  # times as long until the next line
+_TICK_S = 0.5  # at least, between two looks whether a line is due
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -80,7 +81,7 @@ class _Lines:
         done = threading.Event()
 
         def tick() -> None:
-            while not done.wait(max(0.01, self._next_s - time.monotonic())):
+            while not done.wait(max(_TICK_S, self._next_s - time.monotonic())):
                 self._tell()
 
         threading.Thread(target=tick, daemon=True).start()

@@ -60,7 +60,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
 
     with interruptible(way_on):
         with (
-            execution.watched(folder),
+            execution.watched(folder) as status,
             _display(folder, real=experiment.backend != SIMULATED) as show,
         ):
 
@@ -68,6 +68,10 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
                 nonlocal last
                 last = progress
                 show(progress)
+                if status is not None:
+                    status.running = _running(progress)
+                    if progress.note or progress.running:
+                        status.begin(progress.note or "the cells run")
                 if progress.note:
                     passed_s = time.monotonic() - begin_s
                     typer.echo(f"{passed_s:.0f} s: {progress.note}", err=True)
@@ -104,17 +108,20 @@ def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]
                 announced = True
                 cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
                 typer.echo(f"running {cells} into {folder}", err=True)
-            running = (
-                _so_far(cell, ended, progress.loads.get(cell))
-                for cell, ended in progress.running.items()
-            )
             change(
                 total=progress.cells,
                 completed=progress.finished,
-                description=" · ".join(running),
+                description=" · ".join(_running(progress)),
             )
 
         yield show
+
+
+def _running(progress: Progress) -> list[str]:
+    """A line for each cell that runs."""
+    return [
+        _so_far(cell, ended, progress.loads.get(cell)) for cell, ended in progress.running.items()
+    ]
 
 
 def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:

@@ -94,7 +94,7 @@ def _display(
     columns = ("Bar", "MofNComplete", "configurations", "TimeElapsed", DESCRIPTION)
     with display(*columns) as change:
         line = ""
-        change(total=settings.trials, description=line)
+        change(completed=0, total=settings.trials, description=line)
 
         def watch(progress: TuneProgress) -> None:
             nonlocal line

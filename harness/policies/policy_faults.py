@@ -143,10 +143,9 @@ def _checked(hook: FunctionType, text: str, fits: Callable[[object], bool]) -> C
     def called(*arguments: Any) -> Any:
         answer = hook(*arguments)
         if not fits(answer):
-            shown = repr(answer)
-            shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
             raise WrongAnswerError(
-                f"{_place(hook.__code__)}: it returned {shown} but must return {text}"
+                f"{_place(hook.__code__)}: it returned {_line(answer, repr, 60)} but must return "
+                f"{text}"
             )
         return answer
 
@@ -206,8 +205,7 @@ def fault_text(error: BaseException) -> str | None:
     elif isinstance(error, SloBenchError):
         text = f"{_place(frame.f_code, line)}: {error}"
     else:
-        hint = _suggestion(error, frame)
-        text = f"{_place(frame.f_code, line)}: {type(error).__name__}: {error}{hint}"
+        text = f"{_place(frame.f_code, line)}: {_error_line(error)}{_suggestion(error, frame)}"
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
     return text
@@ -222,7 +220,21 @@ def load_fault_text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ends the process, exit code {error.code}{where}"
     hint = "" if frame is None else _suggestion(error, frame)
-    return f"{type(error).__name__}: {error}{hint}{where}"
+    return f"{_error_line(error)}{hint}{where}"
+
+
+def _error_line(error: BaseException) -> str:
+    """The error's class and message on one line."""
+    return f"{type(error).__name__}: {_line(error, str, 300)}"
+
+
+def _line(value: object, form: Callable[[object], str], most: int) -> str:
+    """The value's text on one line of `most` characters, whatever its class does."""
+    try:
+        text = " ".join(form(value).split())
+    except Exception:  # its own `__repr__` fails
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _user_frame(error: BaseException) -> tuple[FrameType | None, int | None]:
@@ -241,7 +253,7 @@ def _place(code: CodeType, line: int | None = None) -> str:
 
 def _suggestion(error: BaseException, frame: FrameType) -> str:
     """`; did you mean …?` for a misspelt name; empty if no name is near."""
-    text = str(error)
+    text = _line(error, str, 300)
     if isinstance(error, AttributeError) and error.name:
         names = [*dir(error.obj), *(dir(View) if hasattr(error.obj, "policy_state") else ())]
         return _nearest(error.name, names)

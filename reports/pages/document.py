@@ -31,6 +31,7 @@ PlotlyJs = Literal["inline", "cdn", "file"]
 """Where a page has plotly.js from: itself, a content delivery network, or a file beside it."""
 
 _BUNDLE = "plotly-basic.min.js"
+_NOTICES = "plotly-basic.LICENSE"  # of all that the bundle contains
 
 
 def write_page(text: str, out: Path) -> Path:
@@ -56,6 +57,8 @@ def page(
     sources = [f"'{_digest(script, 'sha256')}'"]
     library: dict[str, object] = {}
     if data["figures"]:
+        if plotly != "cdn":
+            library["notices"] = asset(_NOTICES)
         if plotly == "inline":
             library["inline"] = bundle
             sources.append(f"'{_digest(bundle, 'sha256')}'")

@@ -25,11 +25,12 @@ def test_phase_that_is_over_soon_is_not_named(monkeypatch, capsys):
 
 
 def test_phase_that_lasts_is_told_while_it_goes_on(monkeypatch):
-    told = threading.Event()
+    printed = threading.Event()
+    monkeypatch.setattr(progress, "_TICK_S", 0.0)
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    monkeypatch.setattr(progress.typer, "echo", lambda line, err: told.set())
+    monkeypatch.setattr(progress.typer, "echo", lambda line, err: printed.set())
     with phase("reading"):
-        assert told.wait(60)  # nothing changes meanwhile
+        assert printed.wait(60)  # nothing changes meanwhile
 
 
 def test_lines_come_more_and_more_rarely(monkeypatch, capsys):
@@ -39,8 +40,8 @@ def test_lines_come_more_and_more_rarely(monkeypatch, capsys):
     for second in range(120):
         clock_s[0] = float(second)
         lines.change(completed=second, total=120)
-    told = [int(line.split()[0]) for line in capsys.readouterr().err.splitlines()]
-    assert told == [2, 10, 40, 70, 100]
+    printed = [int(line.split()[0]) for line in capsys.readouterr().err.splitlines()]
+    assert printed == [2, 10, 40, 70, 100]
 
 
 def test_tune_without_a_terminal_says_how_many_configurations_are_done(monkeypatch, tmp_path):

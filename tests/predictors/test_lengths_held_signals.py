@@ -44,6 +44,23 @@ def test_second_signal_acts_at_once_and_nothing_is_kept():
     assert events == []
 
 
+def test_second_signal_while_it_is_kept_acts_at_once():
+    events = []
+
+    def keep() -> None:
+        signal.raise_signal(signal.SIGINT)
+        events.append("kept")
+
+    def step() -> None:
+        with held_signals(keep):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert events == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with held_signals(lambda: pytest.fail("nothing came")):

@@ -11,7 +11,9 @@ import urllib.request
 import pytest
 
 from slo_bench.cli.output import progress
-from slo_bench.reports.live import live_report
+from slo_bench.harness.servers.mock.running_mock import serving
+from slo_bench.reports import live
+from slo_bench.reports.live import LiveStatus, live_report
 
 
 def fetched(url):
@@ -70,6 +72,57 @@ def test_live_report_follows_the_finished_cells(make_run, tmp_path):
             assert refused(f"{url}{path}") == 404
         assert refused(f"{url}/", data=b"x") == 405
     assert not list(folder.glob("report.html"))
+
+
+def test_live_report_shows_the_phases_and_what_runs_before_a_cell_is_finished(tmp_path):
+    status = LiveStatus()
+    with live_report(tmp_path, status) as url:
+        first = state(url)
+        assert [(phase["phase"], phase["end_s"]) for phase in first["phases"]] == [
+            ("preparing", None)
+        ]
+        status.begin("starting vllm (5 s)")
+        status.begin("starting vllm (10 s)")
+        status.begin("the cells run")
+        status.begin("the cells run")
+        status.running = ["12 ended, 3 in flight, vllm_rate-1"]
+        later = state(url)
+    assert [phase["phase"] for phase in later["phases"]] == [
+        "preparing",
+        "starting vllm",
+        "the cells run",
+    ]
+    assert [phase["end_s"] is None for phase in later["phases"]] == [False, False, True]
+    assert later["running"] == status.running
+    assert later["version"] == first["version"]  # the report is not loaded again for it
+    assert later["passed_s"] >= later["phases"][-1]["begin_s"]
+
+
+def test_live_option_shows_the_phases_of_a_real_run(slo_bench, monkeypatch):
+    status = LiveStatus()
+    monkeypatch.setattr(live, "LiveStatus", lambda: status)
+    words = ["--workload", "synthetic", "--prompt-tokens", "9", "--output-tokens", "3"]
+    with serving() as server:
+        code, _, _ = slo_bench(
+            *("run", "--base-url", server.url, "--rates", "20", "--requests", "5", *words),
+            *("--no-report", "--live", "--out", "real"),
+        )
+    assert code == 0
+    phases = [phase["phase"] for phase in status.plain()["phases"]]
+    assert phases[0] == "preparing"
+    assert f"asking {server.url} for models" in phases
+    assert "sending a first request" in phases
+
+
+@pytest.mark.browser
+def test_live_page_shows_phases_as_text(tmp_path, browser):
+    status = LiveStatus()
+    with live_report(tmp_path, status) as url:
+        page = browser.open(url, width=390)
+        status.begin("starting <b>vllm</b>")
+        status.running = ["3 in flight, <i>cell</i>"]
+        wait_for(page, "document.getElementById('phases').innerText.includes('<b>vllm</b>')")
+        wait_for(page, "document.getElementById('running').innerText.includes('<i>cell</i>')")
 
 
 def test_live_report_shows_a_folder_that_cannot_be_read(tmp_path):

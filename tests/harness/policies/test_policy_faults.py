@@ -142,19 +142,19 @@ def test_error_in_a_thread_of_a_policy_is_told_at_the_end(simulated, capsys):
 
 
 def test_hook_that_does_not_return_is_named_while_it_runs(simulated, monkeypatch):
-    said = threading.Event()
+    written = threading.Event()
 
     class Listening:
         text = ""
 
         def write(self, text):
             self.text += text
-            said.set()
+            written.set()
 
     listening = Listening()
     monkeypatch.setattr(policy_faults, "LOOK_S", 0.001)
     monkeypatch.setattr("sys.stderr", listening)
-    monkeypatch.setattr("time.sleep", lambda _: said.wait())
+    monkeypatch.setattr("time.sleep", lambda _: written.wait())
     simulated(KEY, "    time.sleep(1)", "    return 1.0")
     assert "faulty.py, line 7, in queue_key: has not returned for" in listening.text
 
@@ -164,6 +164,26 @@ def test_traceback_of_a_policys_error_is_printed_on_request(simulated, monkeypat
     with pytest.raises(SloBenchError):
         simulated(KEY, "    return 1 / 0")
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("raise ValueError('a\\n  b\\x00' + 999 * 'c')", "ValueError: a b\x00c{290,}…$"),
+        ("raise Mute('?')", "Mute: <Mute>$"),
+        ("return Mute('?')", "it returned <Mute> but must return a number"),
+    ],
+)
+def test_text_of_an_error_or_answer_is_one_line_whatever_its_class_does(
+    simulated, statement, problem
+):
+    mute = [
+        "class Mute(Exception):",
+        "    def __repr__(self): return 1 / 0",
+        "    __str__ = __repr__",
+    ]
+    with pytest.raises(SloBenchError, match=problem):
+        simulated(KEY, *(f"    {line}" for line in [*mute, statement]))
 
 
 def test_error_of_slo_bench_is_no_fault_of_a_policy():

@@ -552,10 +552,10 @@ def test_plan_command_refuses_impossible_requests(words, message, short_runs):
 
 
 def test_plan_cheapest_counts_offers_up_to_the_capacities():
-    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
+    experiment = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     counts = []
     planned = plan_cheapest(
-        asked,
+        experiment,
         TargetLoad(1, plans=2),
         PlanOptions(runner_of=each_carries_two, count=lambda *count: counts.append(count)),
     )
