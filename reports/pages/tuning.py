@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...tuner.search.evaluate_configuration import ANSWERED, DRIFTING
@@ -18,6 +17,7 @@ from ..figures.drawing import page_data
 from ..figures.figure import form_text, percent_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from ..terminal.screen import Screen
 from .answers_page import surplus_text
 from .document import PlotlyJs, page, write_page
 from .summary_page import OVERLOADED_NOTE
@@ -162,7 +162,7 @@ def _figures(tuning: Plain, row: Plain) -> list[str]:
     return [value_text(o, v) for o, v in zip(tuning["objectives"], values, strict=True)]
 
 
-def _best_table(tuning: Plain) -> RichTable:
+def _best_table(tuning: Plain) -> Screen:
     best = [row for row in tuning["trials"] if row["number"] in tuning["best"]]
     default = [row for row in tuning["trials"] if row["default"] and row not in best]
     rows = [
@@ -178,7 +178,7 @@ def _best_table(tuning: Plain) -> RichTable:
     return one_group("Best", heads, rows, texts=(len(heads) - 1,), names=labels).rich("Best")
 
 
-def _importance_table(tuning: Plain) -> RichTable:
+def _importance_table(tuning: Plain) -> Screen:
     rows = [
         [
             parameter,
