@@ -25,10 +25,10 @@ from .table import Table, one_group
 
 
 def tuning_text(tuning: Plain) -> RenderableType:
-    """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
-    lines = [*faults_texts(tuning), headline(tuning)]
-    parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
-    parts.append(_best_table(tuning))
+    """The best configurations beside the default, what mattered, the proof on fresh seeds, and the
+    answer.
+    """
+    parts: list[RenderableType] = [_best_table(tuning)]
     if note := _trials_note(tuning):
         parts.append(Text(note, style="dim"))
     if any(tuning["importances"].values()):
@@ -40,7 +40,6 @@ def tuning_text(tuning: Plain) -> RenderableType:
         where = "simulated and measured" if both else origin(tuning)
         title = f"Default and tuned on fresh seeds ({where})"
         parts += _noted(_confirmed_table(tuning), title)
-    parts.append(Text(confirmed_sentence(tuning), style="bold"))
     failed = [row for row in tuning["trials"] if row["state"] == "failed"]
     parts += [
         Text(f"trial {row['number']} failed: {first_line(row['reason'])}", style="yellow")
@@ -48,6 +47,8 @@ def tuning_text(tuning: Plain) -> RenderableType:
     ]
     if len(failed) > 5:
         parts.append(Text(f"… and {len(failed) - 5} others", style="yellow"))
+    answer = (*faults_texts(tuning), headline(tuning), confirmed_sentence(tuning))
+    parts += [Text(line, style="bold") for line in answer if line]
     return Group(*parts)
 
 
