@@ -88,9 +88,11 @@ def observe(
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import observed
     from ...harness.servers.server_kinds import metrics_by_server
+    from ...reports.terminal.screen import Screen
     from ...tuner.planning.headroom import headroom_of
     from ..options.experiment_options import experiment_of
     from ..options.like import with_like
+    from ..output.console import print_result
 
     experiment_options = with_like(experiment_options, ("systems", "instances"))
     labels = _labels(only or [])
@@ -126,8 +128,7 @@ def observe(
     if as_json:
         typer.echo(json.dumps(_json(server, headroom, unseen), allow_nan=False))
         return
-    for line in (*_lines(server), *_headroom_lines(server, headroom, unseen)):
-        typer.echo(line)
+    print_result(Screen([*_lines(server), *_headroom_lines(server, headroom, unseen)]))
     if out is not None:
         typer.echo(f"profile, requests and experiment: {out}")
     if files:
@@ -309,19 +310,25 @@ def _lines(server: ObservedServer) -> list[str]:
 def _headroom_lines(
     server: ObservedServer, headroom: Headroom | None, unseen: str | None
 ) -> list[str]:
+    from ...reports.figures.figure import rate_text
+
     if headroom is None:
         return [
             f"capacity   not simulated: no request waited, so the batch's limit ({unseen}) was not "
-            f"seen; give the server's: --set {unseen}=N",
+            f"seen; give the server's: --set\xa0{unseen}=N",
             *(f"note: {note}" for note in server.notes),
         ]
     lines = []
     low, high = headroom.band_rps
     capacity = headroom.capacity
-    carried = "not found" if capacity.capacity_rps is None else f"{capacity.capacity_rps:.3g} req/s"
+    carried = (
+        "not found"
+        if capacity.capacity_rps is None
+        else f"{rate_text(capacity.capacity_rps)} req/s"
+    )
     lines.append(
-        f"capacity   {carried} with {capacity.target:.0%} in SLO (simulated); by the errors seen "
-        f"{low:.3g} to {high:.3g}"
+        f"capacity   {carried} with {capacity.target:.0%} in SLO (simulated); likely in reality "
+        f"{rate_text(low)} to {rate_text(high)}"
     )
     if headroom.headroom is not None:
         lowest, highest = headroom.headroom_band

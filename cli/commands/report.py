@@ -47,9 +47,10 @@ def report(
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
     console = terminal()
     if len(run_dirs) == 1 and (run_dirs[0] / TUNED).is_file():
-        from ...reports.pages.tuning import rewrite_tuning, tuning_text
+        from ...reports.pages.tuning import rewrite_tuning
+        from ..output.tune_output import print_tuning
 
-        console.print(tuning_text(rewrite_tuning(run_dirs[0], out, plotly=plotly)))
+        print_tuning(rewrite_tuning(run_dirs[0], out, plotly=plotly), run_dirs[0])
     else:
         with phase("writing the report"):
             write_report(run_dirs, out, plotly=plotly)

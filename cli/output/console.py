@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ...reports.terminal.screen import Screen
+from ...reports.terminal.screen import Paragraph, Screen
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -59,8 +59,11 @@ def print_lines(*lines: object) -> None:
 
 
 def print_result(shown: RenderableType, *lines: object) -> None:
-    """Print a screen, a table or text, and lines as `print_lines` does."""
-    terminal().print(shown, soft_wrap=isinstance(shown, Screen))
+    """Print a screen, a table or text, or several, and lines as `print_lines` does."""
+    console = terminal()
+    for part in shown.renderables if isinstance(shown, Group) else (shown,):
+        whole_words = Paragraph(part) if isinstance(part, Text) else part
+        console.print(whole_words, soft_wrap=isinstance(whole_words, Screen | Paragraph))
     print_lines(*lines)
 
 

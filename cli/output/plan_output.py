@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,12 @@ from ...harness.policies.systems import system
 from ...predictors.dtypes import AUTO
 from ...predictors.specs import model
 from ...reports.pages import plan_page
+from ...reports.terminal.screen import Column, Group, Screen
 from ...tuner.planning.launch_files import write_launch_files
 from ...tuner.planning.offers import spread_text
-from .console import print_lines, print_result, terminal, text_table
+from .console import print_result
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from ...harness.experiments.config.schema import ExperimentSchema
     from ...tuner.planning.fleet import FleetPlan
     from ...tuner.planning.plan_search import DeploymentPlan
@@ -51,33 +49,31 @@ def show_plans(
         *plan_page.confirmed_lines(planned.plans, planned.refuted),
         *plan_page.unfitted_lines(rows),
     ]
-    lines += plan_page.keeps_lines(rows)
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
     if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
-    print_lines(*_question(planned, experiment))
-    print_result(_plan_table(rows, experiment), *lines)
+    print_result(_screen(_question(planned, experiment), rows, experiment, lines))
 
 
-def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> list[str]:
+def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:
     """What the plans answer: the load, what is served, and when a request is in time."""
     load = planned.load
     spare = f" + {load.headroom:.0%}" if load.headroom else ""
     slos = " or ".join(str(slo) or "the trace's own" for slo in experiment.slo)
-    question = (
+    return (
         f"Cheapest GPUs for {load.rate_rps:g} req/s{spare} of {experiment.model[0]}, "
         f"{experiment.workload[0]}, {load.target:.4g} of requests within {slos}, on "
         f"{' or '.join(experiment.systems)} (simulated):"
     )
-    return [*textwrap.wrap(question, terminal().width), ""]
 
 
-def _plan_table(rows: Sequence[dict[str, Any]], experiment: ExperimentSchema) -> RichTable:
+def _screen(
+    question: str, rows: Sequence[dict[str, Any]], experiment: ExperimentSchema, notes: list[str]
+) -> Screen:
     """A line for each plan, the cheapest first, with the settings that are not at their default."""
     several = len({row["system"] for row in rows}) > 1
-    heads = ("plan", "USD/h", "in SLO", "carries", "spare", "P(SLO)")
     lines = []
     for row in rows:
         price = f"{row['usd_per_hour']:.2f}"
@@ -88,13 +84,20 @@ def _plan_table(rows: Sequence[dict[str, Any]], experiment: ExperimentSchema) ->
             (
                 ", ".join(_plan_words(row, experiment, several)),
                 price,
-                f"{100 * row['attainment']:.1f} %",
+                f"{100 * row['attainment']:.1f}\xa0%",
                 _capacity_text(row),
                 _or_dash(spare, "+.0%"),
                 _or_dash(row["keeps_probability"], ".0%"),
             )
         )
-    return text_table(heads, lines, numbers=heads[1:], unbroken=heads[1:], padding=(0, 1, 0, 0))
+    columns = (
+        Column("plan", words=True),
+        *(Column(head) for head in ("USD/h", "in SLO", "carries")),
+        Column("spare", optional=True),
+        Column("P(SLO)"),
+    )
+    answer = [f"Cheapest: {lines[0][0]}, {lines[0][1]} USD an hour."] if lines else []
+    return Screen([question], columns, [Group(lines)], notes, answer)
 
 
 def _plan_words(
@@ -135,15 +138,10 @@ def _or_dash(value: float | None, form: str) -> str:
 
 def _texts_of_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the columns hold whose heads do not say it."""
-    lines = ["", "carries: highest rate in req/s at the target, with its 95 % interval"]
+    carries = "carries: highest rate in req/s at the target, with its 95\xa0% interval"
     if any(row["catalogue_usd_per_hour"] != row["usd_per_hour"] for row in rows):
-        lines[-1] += "; USD in brackets: the catalogue's"
-    if any(row["keeps_probability"] is not None for row in rows):
-        lines.append(
-            "P(SLO): probability that the real server keeps the target at this rate, by how far "
-            "earlier predictions were from measurements (docs/accuracy.md#bands)"
-        )
-    return lines
+        carries += "; USD in brackets: the catalogue's"
+    return [carries, *plan_page.keeps_lines(rows)]
 
 
 def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:

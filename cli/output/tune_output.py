@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...harness.results.run_folder import TUNING
 from ..interrupts import interruptible
 from .progress import DESCRIPTION, display, phase
 
@@ -34,10 +35,10 @@ def tuned(
 ) -> None:
     """Tune with progress on stderr, write the report and print what was found."""
     from ...harness.experiments.experiment import new_folder
-    from ...reports.pages.tuning import tuning_text, write_tuning
+    from ...reports.pages.tuning import write_tuning
     from ...tuner.search.tuning_run import tune
     from ..options.declared import pool_of
-    from .console import print_result, result_line
+    from .console import print_lines, result_line
 
     folder = study_options.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     begin_s = time.monotonic()
@@ -76,7 +77,21 @@ def tuned(
         typer.echo(results_file.read_text("utf-8") if page or results_file.is_file() else "{}")
         return
     commands = [command for winner in outcome.winners for command in winner.commands]
-    print_result(tuning_text(outcome.plain()), *commands, result_line(folder, page))
+    print_tuning(outcome.plain(), folder)
+    print_lines(*commands, result_line(folder, page))
+
+
+def print_tuning(tuning: dict[str, Any], folder: Path) -> None:
+    """Print what a tuning run tested, and what it found."""
+    from ...reports.pages.tuning import tuning_text
+    from ...reports.terminal.experiment_lines import lines_of_settings
+    from ...reports.terminal.screen import Screen
+    from .console import print_result
+
+    settings = folder / TUNING
+    if settings.is_file():
+        print_result(Screen(lines_of_settings(settings.read_text("utf-8", errors="replace"))))
+    print_result(tuning_text(tuning))
 
 
 Watch = Callable[["TuneProgress"], None]

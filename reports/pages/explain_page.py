@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.core.counters import OVERTAKES
@@ -30,6 +29,7 @@ from ...workloads.parsing import finite
 from ...workloads.request import SLO_COLUMNS, RequestType
 from ..compare.results import read_requests
 from ..figures.figure import seconds_text
+from ..terminal.screen import Screen
 from .mechanisms_page import counts_text, mechanism_text
 from .table import Cell, one_group
 
@@ -288,7 +288,7 @@ def _decisions_text(decisions: Mapping[str, int | str]) -> str:
     return ", ".join(parts)
 
 
-def _stages_table(e: Explanation) -> RichTable:
+def _stages_table(e: Explanation) -> Screen:
     rows = [
         (
             stage.place,
@@ -304,7 +304,7 @@ def _stages_table(e: Explanation) -> RichTable:
     return one_group(title, heads, rows, texts=(0, 4)).rich(title)
 
 
-def _parts_table(e: Explanation) -> RichTable:
+def _parts_table(e: Explanation) -> Screen:
     rows = [
         (
             part.value,
@@ -331,7 +331,7 @@ def _episodes(spans: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
     return groups
 
 
-def _phases_table(e: Explanation) -> RichTable:
+def _phases_table(e: Explanation) -> Screen:
     title = "Phases in order, from its arrival"
     shown = _episodes(e.phases)
     if len(shown) > MOST_EPISODES:

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table as RichTable
-
 from ...predictors.specs import gpu, gpus
 from ...tuner.planning.fleet import totals
 from ...tuner.planning.offers import spread_text
@@ -18,6 +16,7 @@ from ...tuner.planning.prices import default_prices
 from ...workloads.parsing import finite
 from ..figures.drawing import page_data
 from ..figures.figure import ONLY, Axis, Figure, View, curve, percent_text, seconds_text
+from ..terminal.screen import Screen
 from .document import page, write_page
 from .slo_text import written_slo_text
 from .table import Cell, Table, one_group
@@ -209,7 +208,7 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def fleet_table(planned: FleetPlan) -> RichTable:
+def fleet_table(planned: FleetPlan) -> Screen:
     """The pools and their sum; what the catalogue's prices give stands in brackets."""
     lines = []
     for pool_plan, row in zip(planned.pools, fleet_rows(planned), strict=True):

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 
 from ...tuner.sensitivity.perturbations import Perturbation
@@ -55,12 +55,12 @@ def flip_text(sensitivity: Sensitivity, flip: Flip) -> str:
     )
 
 
-def sensitivity_text(sensitivity: Sensitivity) -> RenderableType:
-    """Headline, a table of all axes, the flips by name."""
+def sensitivity_text(sensitivity: Sensitivity) -> Group:
+    """A table of all axes, the flips by name, notes, and the headline."""
     lines = [Text(flip_text(sensitivity, flip), style="yellow") for flip in sensitivity.flips]
     notes = [Text(note, style="dim") for note in (*sensitivity.notes, _note(sensitivity))]
     return Group(
-        Text(headline(sensitivity), style="bold"), _points(sensitivity).rich(), *lines, *notes
+        _points(sensitivity).rich(), *notes, *lines, Text(headline(sensitivity), style="bold")
     )
 
 

@@ -1,4 +1,4 @@
-"""A table defined once: its columns and rows, drawn on a terminal by rich, on a page by
+"""A table defined once: its columns and rows, drawn on a terminal by `screen`, on a page by
 `templates/macros.html`.
 """
 
@@ -8,11 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich import table as on_terminal
 from rich.text import Text
 
-_LONG_WORD = 24  # characters; longer ones may be broken on a terminal
+from ..terminal.screen import Column, Group, Screen
 
 
 @dataclass(frozen=True)
@@ -54,43 +52,17 @@ class Table:
     badge: str = ""
     css: str = ""
 
-    def _least_width(self, place: int) -> int:
-        """Characters of the longest word of a column, so that names are not broken."""
-        cells = (row[place] for _, rows in self.groups for row in rows if place < len(row))
-        words = (word for cell in cells for word in str(cell).split())
-        return max((min(len(word), _LONG_WORD) for word in words), default=1)
-
-    def rich(
-        self, title: str = "", *, widths: Sequence[int] = (), **options: Any
-    ) -> on_terminal.Table:
-        """The table for a terminal, as a rich table."""
-        table = on_terminal.Table(
-            title=Text(title) if title else None,
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            **options,
-        )
-        for place, name in enumerate(self.heads):
-            words = place in self.texts
-            table.add_column(
-                Text(name, overflow="fold"),
-                justify="left" if words else "right",
-                overflow="fold",
-                no_wrap=not words and name not in self.names,
-                width=widths[place] if widths else None,
-                min_width=None if widths else self._least_width(place),
-            )
+    def rich(self, title: str = "", *, notes: Sequence[str] = ()) -> Screen:
+        """The table for a terminal, with notes below it."""
+        groups = []
         for head, rows in self.groups:
-            if table.row_count:
-                table.add_section()
-            if str(head) not in ("", title):
-                table.add_row(Text(str(head), style="underline"))
-            last = ""
+            lines, last = [], ""
             for first, *rest in rows:
-                table.add_row(*map(_text, ("" if str(first) == last else first, *rest)))
+                lines.append(["" if str(first) == last else _text(first), *map(_text, rest)])
                 last = str(first)
-        return table
+            groups.append(Group(lines, str(head) if str(head) != title else ""))
+        columns = [Column(name, words=place in self.texts) for place, name in enumerate(self.heads)]
+        return Screen([title] if title else [], columns, groups, notes)
 
 
 def one_group(label: str, heads: Sequence[str], rows: Sequence[Row], **more: Any) -> Table:
@@ -98,5 +70,5 @@ def one_group(label: str, heads: Sequence[str], rows: Sequence[Row], **more: Any
     return Table(label, heads, [("", rows)] if rows else [], **more)
 
 
-def _text(cell: str | Cell) -> Text:
-    return Text(cell) if isinstance(cell, str) else Text(cell.text, style=cell.style)
+def _text(cell: str | Cell) -> str | Text:
+    return Text(cell.text, style=cell.style) if isinstance(cell, Cell) else cell

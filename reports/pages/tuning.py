@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...tuner.search.evaluate_configuration import ANSWERED, DRIFTING
@@ -18,6 +17,7 @@ from ..figures.drawing import page_data
 from ..figures.figure import form_text, percent_text, rate_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from ..terminal.screen import Screen
 from .answers_page import surplus_text
 from .document import PlotlyJs, page, write_page
 from .summary_page import OVERLOADED_NOTE
@@ -25,10 +25,10 @@ from .table import Table, one_group
 
 
 def tuning_text(tuning: Plain) -> RenderableType:
-    """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
-    lines = [*faults_texts(tuning), headline(tuning)]
-    parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
-    parts.append(_best_table(tuning))
+    """The best configurations beside the default, what mattered, the proof on fresh seeds, and the
+    answer.
+    """
+    parts: list[RenderableType] = [_best_table(tuning)]
     if note := _trials_note(tuning):
         parts.append(Text(note, style="dim"))
     if any(tuning["importances"].values()):
@@ -40,7 +40,6 @@ def tuning_text(tuning: Plain) -> RenderableType:
         where = "simulated and measured" if both else origin(tuning)
         title = f"Default and tuned on fresh seeds ({where})"
         parts += _noted(_confirmed_table(tuning), title)
-    parts.append(Text(confirmed_sentence(tuning), style="bold"))
     failed = [row for row in tuning["trials"] if row["state"] == "failed"]
     parts += [
         Text(f"trial {row['number']} failed: {first_line(row['reason'])}", style="yellow")
@@ -48,6 +47,8 @@ def tuning_text(tuning: Plain) -> RenderableType:
     ]
     if len(failed) > 5:
         parts.append(Text(f"… and {len(failed) - 5} others", style="yellow"))
+    answer = (*faults_texts(tuning), headline(tuning), confirmed_sentence(tuning))
+    parts += [Text(line, style="bold") for line in answer if line]
     return Group(*parts)
 
 
@@ -162,7 +163,7 @@ def _figures(tuning: Plain, row: Plain) -> list[str]:
     return [value_text(o, v) for o, v in zip(tuning["objectives"], values, strict=True)]
 
 
-def _best_table(tuning: Plain) -> RichTable:
+def _best_table(tuning: Plain) -> Screen:
     best = [row for row in tuning["trials"] if row["number"] in tuning["best"]]
     default = [row for row in tuning["trials"] if row["default"] and row not in best]
     rows = [
@@ -178,7 +179,7 @@ def _best_table(tuning: Plain) -> RichTable:
     return one_group("Best", heads, rows, texts=(len(heads) - 1,), names=labels).rich("Best")
 
 
-def _importance_table(tuning: Plain) -> RichTable:
+def _importance_table(tuning: Plain) -> Screen:
     rows = [
         [
             parameter,

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.results.read_run import RunResults
@@ -31,6 +30,7 @@ from ...workloads.errors import FileFormatError
 from ...workloads.parsing import finite, parse_json
 from ..figures.drawing import page_data
 from ..figures.figure import ONLY, Axis, Figure, View, curve, seconds_text
+from ..terminal.screen import Screen
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -125,7 +125,7 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
     return Group(*parts, Text(f"\n{assumptions(levels[0].validation)[0]}", style="dim"))
 
 
-def _level_table(level: ValidatedPoint) -> RichTable:
+def _level_table(level: ValidatedPoint) -> Screen:
     lines = [
         line if line[0] else [Cell(text, style="dim") for text in line]
         for line in _lines(level.errors())

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ...harness.experiments.allowances import configurations
-from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.schema import DEFAULT_SEEDS, ExperimentSchema
 from ...harness.experiments.config.setting import listed
 from ...harness.results.read_run import RunResults, detail_file, read_table
 from ...workloads.errors import SloBenchError
@@ -52,6 +52,31 @@ def experiment_lines(
         f"runs: {_length(cells, search=search)}",
     ]
     return list(filter(None, lines))
+
+
+def lines_of_settings(experiment_toml: str) -> list[str]:
+    """Lines that name what an experiment tests, by its settings alone; none where it has none."""
+    try:
+        table = parse_toml(experiment_toml)
+    except tomllib.TOMLDecodeError:
+        return []
+    seeds = table.get("seeds", DEFAULT_SEEDS)
+    if "workload" not in table or not isinstance(seeds, int):
+        return []
+    origin_text = "simulated" if table.get("backend", "simulated") == "simulated" else "measured"
+    models = _named(list(map(str, listed(table.get("model", "several models")))), "models")
+    gpus = " and ".join(map(str, listed(table.get("gpu", "unknown"))))
+    count = table.get("gpus")
+    workloads = [f"{name}{_catalogue_means(str(name))}" for name in listed(table["workload"])]
+    lengths = [f"{n:,} requests" for n in listed(table.get("requests", ())) if n]
+    lengths += [f"{s:g}\xa0s of arrivals" for s in listed(table.get("duration_s", ())) if s]
+    runs = f"runs: {seeds}\xa0seed{'s' * (seeds > 1)}"
+    return [
+        f"{origin_text}: {models} on {f'{count} × ' if isinstance(count, int) else ''}{gpus}",
+        f"workload: {_named(workloads, 'workloads')}",
+        f"SLO: {_named(list(_slos(table)), 'SLOs')}",
+        f"{runs} of {' or '.join(lengths)}" if lengths else runs,
+    ]
 
 
 def _table(run: RunResults) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from ..pages.summary_page import (
     overloaded_levels_text,
     shared_cores_text,
 )
-from .screen import Column, Group, Screen, screen_of
+from .screen import Column, Group, Screen
 
 MOST_LINES = 60
 """Longest table of all rates (rows) on a terminal; longer ones are only in the report."""
@@ -49,7 +49,7 @@ def run_details(cells: pd.DataFrame) -> list[Screen]:
         screens.append(_levels(cells, rows, several=several))
     worth = recovered.table(cells)
     if worth.groups:
-        screens.append(screen_of(worth, worth.label, notes=[worth.note]))
+        screens.append(worth.rich(worth.label, notes=[worth.note]))
     return [*screens, Screen(tested=(), notes=_notes(cells, rows))]
 
 

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ..pages.table import Table
-
 MOST_WIDTH = 120
 """Characters of a line; longer ones are hard to read."""
 
+_LONG_WORD = 12  # characters; longer ones are broken where a table has no room
 _GAP = 2  # characters between two columns
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a screen's table.
+    """A column of a screen's table, whose texts may have several lines.
 
     `words` stand at the left and may take several lines, numbers at the right. `optional` columns
     are left out, the last ones first, where the terminal has no room for them.
@@ -39,7 +38,7 @@ class Column:
 class Group:
     """Rows of a table; a rule stands between two groups, and `head` above this one."""
 
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Text]]
     head: str = ""
 
 
@@ -63,20 +62,38 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MOST_WIDTH)
-        for line, style in self._lines(width):
-            plain = line.replace("\N{NO-BREAK SPACE}", " ").rstrip()
-            yield Text(plain, style, no_wrap=True, overflow="ignore")
-
-    def _lines(self, width: int) -> Iterator[tuple[str, str]]:
-        """The lines and their styles."""
         for text in self.tested:
-            yield from ((line, "") for line in _wrapped(text, width, hanging="  "))
+            yield from _paragraph(text, width, hanging="  ")
         if any(group.rows for group in self.groups):
-            yield from _table_lines(self.columns, self.groups, width)
+            yield from _table_lines(self.columns, self.groups, options.max_width)
         for text in self.notes:
-            yield from ((line, "dim") for line in _wrapped(text, width))
+            yield from _paragraph(text, width, style="dim")
         for text in self.answer:
-            yield from ((line, "bold") for line in _wrapped(text, width))
+            yield from _paragraph(text, width, style="bold")
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A text whose lines end between words."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, MOST_WIDTH)
+        for line in self.text.plain.split("\n"):
+            yield from _paragraph(line, width, style=str(self.text.style))
+
+
+def _paragraph(text: str, width: int, *, hanging: str = "", style: str = "") -> Iterator[Text]:
+    return (_line((line, style)) for line in _wrapped(text, width, hanging=hanging))
+
+
+def _line(*parts: tuple[str, str]) -> Text:
+    """A line of texts and their styles."""
+    line = Text.assemble(*parts, no_wrap=True, overflow="ignore")
+    line.plain = line.plain.replace("\N{NO-BREAK SPACE}", " ")
+    line.rstrip()
+    return line
 
 
 def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
@@ -90,40 +107,66 @@ def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
 
 
 def _in_column(text: str, width: int) -> list[str]:
-    hyphens = _longest(text.split(" ")) > width
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=hyphens) or [""]
+    """The lines of a cell; of 0 columns, those that the text has itself."""
+    return [
+        line for part in text.split("\n") for line in (_broken(part, width) if width else [part])
+    ]
 
 
-def _table_lines(
-    columns: Sequence[Column], groups: Sequence[Group], width: int
-) -> Iterator[tuple[str, str]]:
-    rows = [row for group in groups for row in group.rows]
+def _broken(text: str, width: int) -> list[str]:
+    """Lines that end between words; those of a longer word after a hyphen, slash or dot."""
+    lines = [""]
+    for word in text.split(" "):
+        pieces = [word] if cell_len(word) <= width else _pieces(word)
+        for number, piece in enumerate(pieces):
+            gap = " " if lines[-1] and not number else ""
+            if lines[-1] and cell_len(f"{lines[-1]}{gap}{piece}") > width:
+                lines.append(piece)
+            else:
+                lines[-1] += f"{gap}{piece}"
+    return lines
+
+
+def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int) -> Iterator[Text]:
+    rows = [[str(cell) for cell in row] for group in groups for row in group.rows]
     shown = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     hidden: list[str] = []
     while (widths := _widths(columns, rows, shown, width)) is None:
-        place = max((place for place in shown if columns[place].optional), default=shown[-1])
+        place = max(place for place in shown if columns[place].optional)
         hidden.insert(0, columns[place].head)
         shown.remove(place)
-    heads = [_wrapped(columns[place].head, size) for place, size in zip(shown, widths, strict=True)]
-    height = max(map(len, heads))
-    padded = [[""] * (height - len(lines)) + lines for lines in heads]
-    for line in zip(*padded, strict=True):
-        yield _joined(columns, shown, widths, line), "bold"
+    sizes = dict(zip(shown, widths, strict=True))
+
+    def line(texts: Mapping[int, str], styles: Mapping[int, str]) -> Text:
+        parts = []
+        for place, size in sizes.items():
+            room = " " * (size - cell_len(texts[place]))
+            text = texts[place] + room if columns[place].words else room + texts[place]
+            parts += [(text, styles[place]), (" " * _GAP, "")]
+        return _line(*parts)
+
+    heads = {place: _broken(columns[place].head, size) for place, size in sizes.items()}
+    height = max(map(len, heads.values()))
+    for number in range(height):
+        begun = {place: number - height + len(lines) for place, lines in heads.items()}
+        texts = {p: heads[p][at_line] if at_line >= 0 else "" for p, at_line in begun.items()}
+        yield line(texts, dict.fromkeys(sizes, "bold"))
     rule = "─" * (sum(widths) + _GAP * (len(widths) - 1))
     for group in groups:
-        yield rule, "dim"
+        yield _line((rule, "dim"))
         if group.head:
-            yield from ((line, "underline") for line in _wrapped(group.head, width))
+            yield from _paragraph(group.head, width, style="underline")
         for row in group.rows:
-            cells = [
-                _in_column(row[place], size) if columns[place].words else [row[place]]
-                for place, size in zip(shown, widths, strict=True)
-            ]
-            for number in range(max(map(len, cells))):
-                line = [lines[number] if number < len(lines) else "" for lines in cells]
-                yield _joined(columns, shown, widths, line), ""
+            styles = {p: str(row[p].style) if isinstance(row[p], Text) else "" for p in sizes}
+            cells = {
+                place: _in_column(str(row[place]), size if columns[place].words else 0)
+                for place, size in sizes.items()
+            }
+            for number in range(max(map(len, cells.values()))):
+                texts = {p: c[number] if number < len(c) else "" for p, c in cells.items()}
+                yield line(texts, styles)
     if hidden:
-        yield f"not shown in {width} columns: {', '.join(hidden)}", "dim"
+        yield _line((f"not shown in {width} columns: {', '.join(hidden)}", "dim"))
 
 
 def _widths(
@@ -131,56 +174,33 @@ def _widths(
 ) -> list[int] | None:
     """The widths of the shown columns; None where they do not fit and one can be left out.
 
-    First heads take several lines, then words end between words, and after hyphens.
+    First heads take several lines, then words end between words, and long ones within.
     """
     room = width - _GAP * (len(shown) - 1)
-    cells = [[row[place] for row in rows] for place in shown]
-    texts = [[columns[place].head, *lines] for place, lines in zip(shown, cells, strict=True)]
-    whole = list(map(_longest, texts))
-    if sum(whole) <= room:
-        return whole
-    least = [_longest(columns[place].head.split(" ")) for place in shown]
-    widths = [max(head, *map(cell_len, c)) for head, c in zip(least, cells, strict=True)]
-    for separator in (" ", "-"):
+    cells = [[line for row in rows for line in row[place].split("\n")] for place in shown]
+    widths = [
+        _longest([columns[place].head, *lines]) for place, lines in zip(shown, cells, strict=True)
+    ]
+    for cut in (str.split, _pieces):
+        least_heads = [_longest(cut(columns[place].head)) for place in shown]
+        for position, least in enumerate(least_heads):  # heads first
+            excess = max(0, sum(widths) - room)
+            widths[position] = max(widths[position] - excess, least, _longest(cells[position]))
         for position, place in enumerate(shown):
             excess = sum(widths) - room
             if excess > 0 and columns[place].words:
-                words = [_longest(_pieces(text, separator)) for text in cells[position]]
-                widths[position] = max(widths[position] - excess, least[position], *words)
+                least = _longest(piece for text in cells[position] for piece in cut(text))
+                widths[position] = max(widths[position] - excess, least_heads[position], least)
     droppable = any(columns[place].optional for place in shown)
     return None if sum(widths) > room and droppable else widths
 
 
-def _pieces(text: str, separator: str) -> list[str]:
-    """What stays in one line: words, or the parts of words with hyphens."""
-    return text.split(" ") if separator == " " else re.split(r" |(?<=-)", text)
+def _pieces(text: str) -> list[str]:
+    """Words, and the parts of long ones, which end after hyphens, slashes and dots."""
+    words = text.split(" ")
+    parts = (re.split(r"(?<=[-/_.])", word) if len(word) > _LONG_WORD else [word] for word in words)
+    return [piece for pieces in parts for piece in pieces]
 
 
 def _longest(pieces: Iterable[str]) -> int:
     return max(map(cell_len, pieces), default=0)
-
-
-def _joined(
-    columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], cells: Sequence[str]
-) -> str:
-    parts = []
-    for place, size, text in zip(shown, widths, cells, strict=True):
-        room = " " * (size - cell_len(text))
-        parts.append(text + room if columns[place].words else room + text)
-    return (" " * _GAP).join(parts)
-
-
-def screen_of(table: Table, title: str, *, notes: Sequence[str] = ()) -> Screen:
-    """A page's table as a screen; of rows that begin alike the first alone shows the name."""
-    groups = []
-    for head, rows in table.groups:
-        lines, last = [], ""
-        for first, *rest in rows:
-            lines.append(["" if str(first) == last else str(first), *map(str, rest)])
-            last = str(first)
-        groups.append(Group(lines, str(head) if str(head) != title else ""))
-    columns = [
-        Column(name, words=place in table.texts or name in table.names)
-        for place, name in enumerate(table.heads)
-    ]
-    return Screen(tested=[title] if title else [], columns=columns, groups=groups, notes=notes)

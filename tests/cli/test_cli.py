@@ -497,3 +497,18 @@ def test_fault_of_a_policy_file_names_its_line_and_exits_2(slo_bench, jobs, hook
     assert code == 2
     assert f"error: {policy}, {expected}" in " ".join(errors.split())
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_run_without_rates_prints_an_answer_of_at_most_24_lines(slo_bench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = slo_bench("run", "--requests", "20", "--no-report", "--out", "o")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "simulated: llama-3.1-8b on 1 × a100-80g"
+    assert lines[-1] == "results: o"
+    assert "first answer, of " in err
+    code, verbose, _ = slo_bench("report", "o", "--verbose")
+    assert len(verbose.splitlines()) > 40

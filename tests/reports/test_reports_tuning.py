@@ -136,7 +136,7 @@ def test_confirmed_sentence_names_workloads_not_told_apart(tuning):
     assert confirmed_sentence(tuning) == "nothing that was tried is better than the default"
 
 
-def test_tuning_text_says_first_how_many_requests_failed(tuning, tmp_path):
+def test_tuning_text_says_before_its_answer_how_many_requests_failed(tuning, tmp_path):
     faults = {"failed": 90, "failed_because": "malformed: usage", "surplus_outputs": 910}
     none_failed = {"failed": 0, "failed_because": "", "surplus_outputs": 1000}
     tuning["trials"][0]["figures"] = {"faults": none_failed}
@@ -144,8 +144,9 @@ def test_tuning_text_says_first_how_many_requests_failed(tuning, tmp_path):
     written = io.StringIO()
     Console(file=written, width=200).print(tuning_text(tuning))
     lines = written.getvalue().splitlines()
-    assert lines[0].strip() == "90 of 4,000 requests failed (malformed: usage), in trial 2."
-    assert lines[1].strip() == "1,910 of 4,000 answers have more tokens than requested."
+    first = lines.index("90 of 4,000 requests failed (malformed: usage), in trial 2.")
+    assert lines[first + 1] == "1,910 of 4,000 answers have more tokens than requested."
+    assert lines[first + 2] == headline(tuning)
     page = write_tuning(tuning, tmp_path / "page.html").read_text()
     assert "90 of 4,000 requests failed" in page
 

@@ -85,7 +85,8 @@ def test_resolved_experiment_contains_the_defaults(tmp_path):
     resolved = Experiment.load(tmp_path / "experiment.toml")
     assert resolved.tp == (1,)
     assert resolved.instances == (1,)
-    assert len(resolved.rates) == 6
+    assert len(resolved.rates) == 4
+    assert resolved.refine == 2
     assert resolved.records != "auto"
     assert resolved.plan().resolved == resolved
     environment = json.loads((tmp_path / "environment.json").read_text())

@@ -128,3 +128,28 @@ def test_crossing_rps_is_linear_between_rates(attainment_by_rate, rate_rps):
 )
 def test_slo_words_of_each_form(slo, words):
     assert slo_words(slo).replace("\xa0", " ") == words
+
+
+def test_answer_of_five_systems_has_at_most_24_lines_of_80_columns(make_run):
+    systems = ["vllm", "vllm-v0", "sglang", "orca", "sarathi"]
+    toml = f"systems = {systems}\nslo = 'ttft=1,tpot=0.15'\n"
+    bands = {"band_low_attainment": 0.85, "band_high_attainment": 1.0, "band_basis": "kernels"}
+    folder = make_run(
+        systems=systems, seeds=3, requests=60, toml=toml, usd_per_slo_request=0.0004, **bands
+    )
+
+    def overloaded(cells):
+        late = cells["level_rps"] == 5
+        flags = pd.Series([not is_late for is_late in late], cells.index, dtype=object)
+        return cells.assign(stationary=flags, attainment=cells["attainment"].mask(late, 0.1))
+
+    lines = printed([folder], change=overloaded).splitlines()
+    assert len(lines) < 24  # and a line that names the report
+    assert max(map(len, lines)) <= 80
+    assert "< 1 to ≥ 5" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [1, 10, 30])
+def test_run_screen_of_a_tiny_terminal_keeps_words_and_ends(make_run, width):
+    folder = make_run(requests=30)
+    assert set(printed([folder], width=width).split()) >= {"system", "orca", "SLO:"}
