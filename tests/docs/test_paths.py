@@ -14,7 +14,8 @@ FOLDERS += ("tuner", "workloads", ".ci", ".github")
 PATH = re.compile(rf"(?<![\w./@<-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*[\w/*]")
 FILES = [
     *(ROOT / name for name in ("justfile", "pyproject.toml", "action.yml", "mkdocs.yml")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Containerfile")),
+    *(ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("SECURITY.md", "Containerfile")),
     ROOT / ".pre-commit-config.yaml",
     *sorted((ROOT / ".ci").iterdir()),
     *sorted((ROOT / ".github").rglob("*.*ml")),
