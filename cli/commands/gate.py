@@ -51,6 +51,7 @@ def gate(
     from ...reports.compare.comparing import judge_comparison, parse_regression
     from ...reports.compare.output import judgement_markdown, not_comparable_markdown
     from ...reports.compare.results import NotComparableError
+    from ..output.console import print_lines
 
     bound = parse_regression(max_regression)
     try:
@@ -70,8 +71,7 @@ def gate(
     if as_json:
         typer.echo(json.dumps(_json(comparison, judgement), allow_nan=False, ensure_ascii=False))
     else:
-        for line in _lines(comparison, judgement):
-            typer.echo(line)
+        print_lines(*_lines(comparison, judgement))
     if not judgement.passed:
         raise typer.Exit(1)
 

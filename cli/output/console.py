@@ -8,6 +8,7 @@ text. Rich prints no colours where the output is no terminal, or where NO_COLOR 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ...reports.terminal.screen import Paragraph, Screen
+from ...reports.terminal.screen import Paragraph, Screen, wrapped
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -51,11 +52,23 @@ def terminal(**options: Any) -> Console:
 
 
 def print_lines(*lines: object) -> None:
-    """Print lines as they are: without markup, highlighting or line breaks; None is left out."""
+    """Print lines as they are: without markup or highlighting; None is left out.
+
+    On a terminal they end between words.
+    """
     console = terminal()
     for line in lines:
         if line is not None:
-            console.print(str(line), markup=False, highlight=False, soft_wrap=True)
+            text = for_terminal(str(line)) if console.is_terminal else str(line)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def for_terminal(text: str) -> str:
+    """The text in lines that end between words; as it is where it has a command, to be copied."""
+    if "slo-bench " in text:
+        return text
+    width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+    return "\n".join(line for part in text.split("\n") for line in wrapped(part, width))
 
 
 def print_result(shown: RenderableType, *lines: object) -> None:

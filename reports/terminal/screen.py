@@ -85,7 +85,7 @@ class Paragraph:
 
 
 def _paragraph(text: str, width: int, *, hanging: str = "", style: str = "") -> Iterator[Text]:
-    return (_line((line, style)) for line in _wrapped(text, width, hanging=hanging))
+    return (_line((line, style)) for line in wrapped(text, width, hanging=hanging))
 
 
 def _line(*parts: tuple[str, str]) -> Text:
@@ -96,7 +96,8 @@ def _line(*parts: tuple[str, str]) -> Text:
     return line
 
 
-def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
+def wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
+    """Lines of a text that end between words; `hanging` begins all but the first."""
     return textwrap.wrap(
         text,
         max(width, len(hanging) + 1),

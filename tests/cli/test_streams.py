@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench import SloBenchError
+from slo_bench.cli.output.console import for_terminal
 
 COMMAND = [sys.executable, "-m", "slo_bench.cli.entry"]
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file descriptors and signals")
@@ -208,3 +209,12 @@ def test_a_terminal_of_absurd_width_gets_its_help():
     code, out, _ = call("run", "--help", env={"COLUMNS": "99999999"})
     assert code == 0
     assert max(map(len, out.decode().splitlines())) < 10_000
+
+
+def test_lines_for_a_terminal_end_between_words_and_commands_stay_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert for_terminal("a workload that has no name at all") == (
+        "a workload that has\nno name at all"
+    )
+    command = "go on with: slo-bench run --resume --out runs/quickstart"
+    assert for_terminal(command) == command
