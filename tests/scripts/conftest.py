@@ -46,5 +46,10 @@ def paper_tables() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def sbom() -> ModuleType:
+    return _load("sbom")
+
+
+@pytest.fixture(scope="session")
 def tests_near() -> ModuleType:
     return _load("tests_near")
