@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import sbom
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
