@@ -120,8 +120,8 @@ class Driver:
         self._start_s = start_s()
         self._timer = DueTimer(loop, self._wake)
         self._tick_due_s = perf_counter() + _TICK_S
-        self._dispatch()
         try:
+            self._dispatch()
             await self._finished
         finally:
             self._over = True
