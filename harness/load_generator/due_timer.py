@@ -19,9 +19,7 @@ _AT_TIME = 1  # TFD_TIMER_ABSTIME
 
 
 class _TimerSpec(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_long) for name in ("every_s", "every_ns", "due_s", "due_ns")
-    )
+    _fields_ = tuple((name, ctypes.c_long) for name in ("every_s", "every_ns", "due_s", "due_ns"))
 
 
 class DueTimer:

@@ -19,7 +19,7 @@ from ....workloads.errors import SloBenchError
 from ...core.records.request_records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.cluster_arrivals import Arrivals
-from ...engine.loop.gc_control import collections_off, heap_frozen
+from ...engine.loop.gc_control import collections_off
 from ..due_timer import DueTimer
 from ..load_progress import LoadWatch, Watch
 from ..machine import (
@@ -100,7 +100,7 @@ class Driver:
         self._sockets_left = sockets_left()
         try:
             # A collection or another program would delay timestamps.
-            with heap_frozen(), collections_off(), _switched_fast(), before_other_programs():
+            with collections_off(), _switched_fast(), before_other_programs():
                 return run_coroutine(self._run(start_s))
         except BaseException:
             self._spool.close()
@@ -120,8 +120,8 @@ class Driver:
         self._start_s = start_s()
         self._timer = DueTimer(loop, self._wake)
         self._tick_due_s = perf_counter() + _TICK_S
-        self._dispatch()
         try:
+            self._dispatch()
             await self._finished
         finally:
             self._over = True
