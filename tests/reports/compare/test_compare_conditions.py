@@ -37,7 +37,7 @@ def test_each_setting_of_the_schema_is_told_by_its_role(path):
 
 def test_every_condition_of_a_workload_is_one_but_what_rows_are_matched_by():
     workload = {path for path, declaration in SETTINGS.items() if declaration.role == "workload"}
-    by_row = {"rates", "load_factors", "replay_speeds", "seeds", "seed"}
+    by_row = {"rates", "refine", "load_factors", "replay_speeds", "seeds", "seed"}
     assert workload - set(condition_names()) == by_row - {"rates"}
     assert {"failures", "adapters", "slo", "backend", "client.api"} < set(condition_names())
 
