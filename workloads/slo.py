@@ -18,8 +18,11 @@ from .models import shape_of
 from .request import SLO_COLUMNS
 from .workload import Workload, shortest
 
-_UNITS = {"us": Fraction(1, 10**6), "ms": Fraction(1, 1000), "s": 1, "min": 60, "h": 3600}
-_WITH_UNIT = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ]+)")
+_UNITS: Mapping[str, Fraction] = {
+    **{"us": Fraction(1, 10**6), "ms": Fraction(1, 1000), "s": Fraction(1)},
+    **{"min": Fraction(60), "h": Fraction(3600)},
+}  # seconds of each
+_WITH_UNIT = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)")
 
 
 class SloBound(Protocol):

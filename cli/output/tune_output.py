@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ def tuned(
     print_lines(*commands, result_line(folder, page))
 
 
-def print_tuning(tuning: dict[str, Any], folder: Path) -> None:
+def print_tuning(tuning: Mapping[str, Any], folder: Path) -> None:
     """Print what a tuning run tested, and what it found."""
     from ...reports.pages.tuning import tuning_text
     from ...reports.terminal.experiment_lines import lines_of_settings

@@ -99,10 +99,10 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
         gpus = f" on {best['gpus']:g} GPUs" if (best.get("gpus") or 1) > 1 else ""
         near = [r["search"] for r in decided if r is not best and _most_rps(r) >= best["low_rps"]]
         where = "".join(f", {name} {value}" for name, value in pairs) * several_conditions
-        most = " the most," * (len(alternatives) > 1)
+        claim = " the most," * (len(alternatives) > 1)
         level = f"; not distinguishable from it: {', '.join(near)}" if near else ""
         lines.append(
-            f"At {100 * target:g}\xa0%{where}: {best['search']} carries{most} "
+            f"At {100 * target:g}\xa0%{where}: {best['search']} carries{claim} "
             f"{capacity_text(best)}\xa0req/s{gpus}{level}."
         )
     return lines

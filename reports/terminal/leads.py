@@ -24,11 +24,13 @@ def values_by_seed(cells: pd.DataFrame, measure: Measure | None) -> dict[str, di
     for (series, seed), rows in valid.groupby(["series", "seed"], sort=False):
         if measure is None:
             attainment = rows.groupby("level_rps")["attainment"].mean()
-            value = crossing_rps(attainment.to_dict(), TARGETS[0])
+            rates = map(float, attainment.index)
+            by_rate = dict(zip(rates, map(float, attainment), strict=True))
+            value = crossing_rps(by_rate, TARGETS[0])
         else:
             mean = float(rows[measure.column].mean())
             value = mean if measure.more_is_better else -mean
-        values.setdefault(str(series), {})[int(seed)] = value
+        values.setdefault(str(series), {})[int(str(seed))] = value
     return values
 
 

@@ -177,10 +177,14 @@ def overloaded_text(cells: pd.DataFrame) -> str:
     """`from 4 req/s vllm, orca`: the lowest rates at which systems are overloaded."""
     late = cells[drifting(cells) & cells["valid"] & (cells["attainment"] < TARGETS[0])]
     names: dict[str, list[str]] = {}
-    lowest = late[late["level_rps"] > 0].groupby(["facet", "series"], sort=False)["level_rps"].min()
-    for (facet, series), rate in sorted(lowest.items(), key=lambda item: item[1]):
-        name = ", ".join(filter(None, (str(facet), str(series))))
-        names.setdefault(f"from {rate_text(float(rate))}\xa0req/s", []).append(name)
+    lowest = {
+        ", ".join(filter(None, (str(facet), str(series)))): float(rows["level_rps"].min())
+        for (facet, series), rows in late[late["level_rps"] > 0].groupby(
+            ["facet", "series"], sort=False
+        )
+    }
+    for name, rate in sorted(lowest.items(), key=lambda item: item[1]):
+        names.setdefault(f"from {rate_text(rate)}\xa0req/s", []).append(name)
     return "; ".join(f"{rate} {_listed(of_rate)}" for rate, of_rate in names.items())
 
 

@@ -158,7 +158,7 @@ def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int)
         if group.head:
             yield from _paragraph(group.head, width, style="underline")
         for row in group.rows:
-            styles = {p: str(row[p].style) if isinstance(row[p], Text) else "" for p in sizes}
+            styles = {place: _style(row[place]) for place in sizes}
             cells = {
                 place: _in_column(str(row[place]), size if columns[place].words else 0)
                 for place, size in sizes.items()
@@ -168,6 +168,10 @@ def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int)
                 yield line(texts, styles)
     if hidden:
         yield _line((f"not shown in {width} columns: {', '.join(hidden)}", "dim"))
+
+
+def _style(cell: str | Text) -> str:
+    return str(cell.style) if isinstance(cell, Text) else ""
 
 
 def _widths(

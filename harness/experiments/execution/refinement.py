@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...results.run_folder import Row
+from ...results.run_folder import Row, Value
 from .cell_specs import CellSpec
 from .experiment_plan import ExperimentPlan, plan
 
@@ -18,6 +18,7 @@ _BEYOND = 1.3  # times the highest rate, where a target is met at all
 _LOAD = ("cell", "rate_rps", "replay_speed", "load_factor", "seed")
 
 Attainments = Mapping[float, float]  # means over seeds, by rate in req/s
+Columns = tuple[tuple[str, Value], ...]
 
 
 def further_rates(attainment_by_rate: Attainments) -> Iterator[float]:
@@ -54,7 +55,7 @@ def refined_cells(
         cells: those that were run.
         rows: their results, by name.
     """
-    rates: dict[tuple[object, ...], set[float]] = {}
+    rates: dict[Columns, set[float]] = {}
     for spec in cells:
         rates.setdefault(_conditions(spec), set()).add(spec.rate_rps or 0.0)
     for (conditions, _), attainments in _attainments(cells, rows).items():
@@ -67,7 +68,7 @@ def refined_cells(
     return chosen if all(names.get(spec.cell) == spec for spec in cells) else cells
 
 
-def _conditions(spec: CellSpec) -> tuple[object, ...]:
+def _conditions(spec: CellSpec) -> Columns:
     """What systems share that are compared: the columns of no system, and of no level."""
     return tuple(
         (name, value)
@@ -78,9 +79,9 @@ def _conditions(spec: CellSpec) -> tuple[object, ...]:
 
 def _attainments(
     cells: Sequence[CellSpec], rows: Mapping[str, Row]
-) -> dict[tuple[tuple[object, ...], tuple[object, ...]], dict[float, float]]:
+) -> dict[tuple[Columns, Columns], dict[float, float]]:
     """Mean attainment by rate, for each series: by its conditions and its columns."""
-    by_series: dict[tuple[tuple[object, ...], tuple[object, ...]], dict[float, list[float]]] = {}
+    by_series: dict[tuple[Columns, Columns], dict[float, list[float]]] = {}
     for spec in cells:
         row = rows.get(spec.cell)
         if row is not None and row["valid"] and spec.rate_rps is not None:
@@ -98,11 +99,13 @@ def first_answer(cells: Sequence[CellSpec], rows: Mapping[str, Row]) -> str:
     tried = ", ".join(f"{rate:g}" for rate in sorted({spec.rate_rps or 0.0 for spec in cells}))
     texts = []
     for (_, columns), attainments in _attainments(cells, rows).items():
-        rates = sorted(attainments)
-        met = itertools.takewhile(lambda r, a=attainments: a[r] >= TARGETS[0] - 1e-12, rates)
-        highest = max(met, default=None)
-        rate = f"< {rates[0]:g}" if highest is None else f"{highest:g}"
-        texts.append(f"{dict(columns)['system']} {rate}")
+        highest, (lowest, *_) = "", sorted(attainments)
+        for rate in sorted(attainments):
+            if attainments[rate] < TARGETS[0] - 1e-12:
+                break
+            highest = f"{rate:g}"
+        system = next(value for name, value in columns if name == "system")
+        texts.append(f"{system} {highest or f'< {lowest:g}'}")
     named = texts if len(texts) <= _MOST_NAMED else [*texts[:_MOST_NAMED], "…"]
     return (
         f"first answer, of {tried} req/s: {', '.join(named)} with 90 % in SLO; "
