@@ -15,6 +15,7 @@ MASK = "[secret]"
 _LONG = 8  # characters; a shorter secret is masked as a word of its own, and
 _SHORTEST = 4  # never below so many, nor if it is but letters: EMPTY and test are in every text
 
+_GAP = r"[\s\u200b-\u200d\u2060\ufeff\xad]*"  # where lines are broken, or may be
 _USER_INFO = re.compile(r"\w://([^/?#\s]*)@")  # of an address
 
 _patterns: dict[str, str] = {}
@@ -41,17 +42,32 @@ def environment_variable(name: str) -> str:
 
 
 def register(secret: str) -> None:
-    """Mask a secret from now on, in this process."""
+    """Mask a secret from now on, in this process; and the password that it holds in base64."""
     global _pattern
     if secret in _patterns or len(secret) < _SHORTEST or (secret.isalpha() and len(secret) < _LONG):
         return
     forms = [_escaped(secret)]
     if len(secret) >= _LONG:
-        forms += map(re.escape, (*_in_base64(secret.encode()), secret.encode().hex()))
+        once = _in_base64(secret.encode())
+        twice = (form for inner in once for form in _in_base64(inner.encode()))
+        forms += map(re.escape, (*once, *twice))
+        forms.append("[: -]?".join(f"{byte:02x}" for byte in secret.encode()))
     whole = "|".join(forms)
     _patterns[secret] = whole if len(secret) >= _LONG else rf"(?<![\w/-])(?:{whole})(?![\w/-])"
     longest_first = sorted(_patterns, key=len, reverse=True)
     _pattern = re.compile("|".join(_patterns[s] for s in longest_first), re.IGNORECASE)
+    if password := _password_in(secret.rpartition(" ")[2]):
+        register(password)
+
+
+def _password_in(credentials: str) -> str:
+    """The password of `user:password` in base64, as of the scheme Basic; else empty."""
+    import base64
+
+    try:
+        return base64.b64decode(credentials, validate=True).decode("ascii").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def register_user_info(text: str) -> None:
@@ -79,7 +95,7 @@ def masked_bytes(content: bytes) -> bytes:
 
 def _escaped(secret: str) -> str:
     """A pattern for a text each of whose characters may be escaped, also twice."""
-    return "".join(map(_any_form, secret))
+    return _GAP.join(map(_any_form, secret))
 
 
 def _any_form(character: str) -> str:
@@ -89,7 +105,7 @@ def _any_form(character: str) -> str:
     forms = [
         character if character.isalnum() else rf"\\*{re.escape(character)}",
         rf"%(?:25)*{code:02x}",
-        rf"\\+(?:u00|x){code:02x}",
+        rf"\\+(?:(?:u00|x){code:02x}|0*{code:o})",
         rf"&(?:amp;)*#(?:0*{code}|x0*{code:x});",
     ]
     if character == " ":

@@ -39,5 +39,6 @@ def _name_of(host: str) -> str:
     """The name in a `Host` header, without port and brackets."""
     host = host.strip().lower()
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, _, port = host[1:].partition("]")
+        return name if not port.removeprefix(":").strip("0123456789") else host
     return host.partition(":")[0].removesuffix(".")

@@ -545,14 +545,14 @@ async def serve(
     over = asyncio.Event()
     clients = clients or Clients(hosts=AllowedHosts(host, None))
 
-    def connection() -> HttpConnection:
+    def accepted() -> HttpConnection:
         return HttpConnection(handler, clients)
 
     server: asyncio.Server
     if unix_socket:
-        server = await loop.create_unix_server(connection, unix_socket, backlog=4096)
+        server = await loop.create_unix_server(accepted, unix_socket, backlog=4096)
     else:
-        server = await loop.create_server(connection, host, port, ssl=tls, backlog=4096)
+        server = await loop.create_server(accepted, host, port, ssl=tls, backlog=4096)
 
     def stop() -> None:
         loop.call_soon_threadsafe(over.set)

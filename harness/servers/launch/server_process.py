@@ -227,8 +227,8 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
         if _plugged(launch) and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
-        url, api_key, words = f"http://{launch.host}:{launch.port}", "", []
-        base = url
+        url = base = f"http://{launch.host}:{launch.port}"
+        api_key, words = "", list[str]()
         if launch.private:
             url, api_key, words = _private(kind, launch, url, Path(scratch))
             base = f"http://{Endpoint.parse(url).authority}"
