@@ -543,3 +543,16 @@ def test_plan_command_refuses_impossible_requests(words, message, short_runs):
     done = CliRunner().invoke(app, ["plan", "--jobs", "1", *words])
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
+
+
+def test_plan_simulates_the_named_server(monkeypatch):
+    experiments = []
+
+    def planned(experiment, *_):
+        experiments.append(experiment)
+        raise SloBenchError("enough")
+
+    monkeypatch.setattr("slo_bench.tuner.planning.plan_search.plan_cheapest", planned)
+    CliRunner().invoke(app, ["plan", "--rate", "1", "--server-version", "0.11"])
+    [experiment] = experiments
+    assert experiment.server_version == ("0.11",)
