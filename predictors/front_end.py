@@ -12,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from ..workloads.arrays import Floats, Ints
 from .operators.server_version import ServerVersion, version_numbers
 
@@ -27,7 +29,7 @@ class FrontEnd:
 
     def passing_s(self, prompt_tokens: Ints) -> Floats:
         """Seconds that requests and first chunks take to pass, where they wait for no others."""
-        return self.latency_s + self.token_s * prompt_tokens
+        return np.asarray(self.latency_s + self.token_s * prompt_tokens, dtype=np.float64)
 
     def __str__(self) -> str:
         return (
@@ -57,12 +59,11 @@ def front_end(server: ServerVersion) -> FrontEnd:
 
     A server that was not measured has that of vLLM.
     """
-    rows = _rows()
-    rows = rows.get(server.engine, rows["vllm"])
+    versions = _rows().get(server.engine) or _rows()["vllm"]
     numbers = version_numbers(server.version)
-    version = max((v for v in rows if version_numbers(v) <= numbers), key=version_numbers)
-    times = {name: rows[version][name] for name in ("request_s", "latency_s", "token_s")}
-    return FrontEnd(str(server), **times)
+    newest = max((v for v in versions if version_numbers(v) <= numbers), key=version_numbers)
+    row = versions[newest]
+    return FrontEnd(str(server), row["request_s"], row["latency_s"], row["token_s"])
 
 
 @cache

@@ -46,7 +46,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _errors(row: ErrorSummary) -> str:
-    return f"{row.median_error:.1%} / {row.p90_error:.1%} ({row.bias:+.1%})"
+    sizes = row.median_error, row.mean_error, row.p90_error
+    return " / ".join(f"{size:.1%}" for size in sizes) + f" ({row.bias:+.1%})"
 
 
 def _errors_table(groups: Mapping[str, Sequence[Judged]], metrics: Sequence[str]) -> str:
@@ -112,7 +113,7 @@ def _worst(judged: Sequence[Judged]) -> str:
     half.
     """
     return table(
-        ("closed loops", "n", "median / p90 (bias)"),
+        ("closed loops", "n", "median / mean / p90 (bias)"),
         [
             (
                 f"{row.metric}, {row.engine}, {row.gpu}, {row.model}, "

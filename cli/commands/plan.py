@@ -29,7 +29,7 @@ _load = partial(option, panel=ARRIVES)
 
 _ASKED = (
     *("systems", "sweep", "set", "workload", "arrivals", "slo", "slo_scale", "seed"),
-    *("model", "tp", "pp", "router", "like"),
+    *("model", "tp", "pp", "router", "server_version", "front_end", "like"),
 )
 _SEARCHED = ("gpu", "instances", "tp", "pp", "dp", "ep")
 

@@ -19,7 +19,9 @@ def seen(measurement: Measurement) -> bool:
     on H200. All-reduces of MiniMax-M2.5, and how its experts run: its rows. Kernels of
     gpt-oss-120b's experts: Hopper. How often SGLang looks for requests on B200, its chunks and
     memory: DeepSeek. How long SGLang launches a kernel of a prompt: half of its mixtures of experts
-    on H200 and B200.
+    on H200 and B200. Recipes and, up to 8 clients, vLLM's front end: B300, Kimi-K2.5 and
+    gpt-oss-120b on B200. The front end was chosen with the open loop of H100, too, which counts as
+    not seen.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -45,5 +47,12 @@ def seen(measurement: Measurement) -> bool:
         ("sglang", "h200-141g", "qwen3-235b-a22b"),
         ("sglang", "h200-141g", "qwen3.5-397b-a17b"),
         ("sglang", "b200", "glm-5"),
+        ("vllm", "b200", "kimi-k2.5"),
+        ("vllm", "b200", "gpt-oss-120b"),
+        ("vllm", "b300", "kimi-k2.5"),
+        ("vllm", "b300", "minimax-m2.5"),
+        ("sglang", "b300", "deepseek-v3"),
+        ("sglang", "b300", "glm-5"),
+        ("sglang", "b300", "qwen3.5-397b-a17b"),
         ("sglang", "b200", "qwen3.5-397b-a17b"),
     }

@@ -563,3 +563,16 @@ def test_plan_cheapest_counts_offers_up_to_the_capacities():
     assert done == [*range(planned.tried), planned.tried]
     assert all(done < whole <= planned.offers + 2 for done, whole in counts)
     assert counts[-1] == (planned.tried, planned.tried + 1)
+
+
+def test_plan_simulates_the_named_server(monkeypatch):
+    experiments = []
+
+    def planned(experiment, *_):
+        experiments.append(experiment)
+        raise SloBenchError("enough")
+
+    monkeypatch.setattr("slo_bench.tuner.planning.plan_search.plan_cheapest", planned)
+    CliRunner().invoke(app, ["plan", "--rate", "1", "--server-version", "0.11"])
+    [experiment] = experiments
+    assert experiment.server_version == ("0.11",)
