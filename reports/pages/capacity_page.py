@@ -21,7 +21,7 @@ from .table import Cell, Table
 Row = Mapping[str, Any]
 
 UNDECIDED = SearchOutcome.UNDECIDED.value
-HEADS = ("configuration", "in SLO", "req/s", "sampling, 95\xa0%", "likely in reality")
+HEADS = ("configuration", "in SLO", "req/s", "sampling, 95 % interval", "likely in reality")
 
 
 def capacity_cells(row: Row, name: str) -> list[str | Cell]:

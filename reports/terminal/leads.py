@@ -30,7 +30,7 @@ def values_by_seed(cells: pd.DataFrame, measure: Measure | None) -> dict[str, di
         else:
             mean = float(rows[measure.column].mean())
             value = mean if measure.more_is_better else -mean
-        values.setdefault(str(series), {})[int(str(seed))] = value
+        values.setdefault(str(series), {})[int(float(str(seed)))] = value
     return values
 
 
