@@ -228,13 +228,13 @@ def _error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {_line(error, str, 300)}"
 
 
-def _line(value: object, form: Callable[[object], str], most: int) -> str:
-    """The value's text on one line of `most` characters, whatever its class does."""
+def _line(value: object, form: Callable[[object], str], limit: int) -> str:
+    """The value's text on one line of `limit` characters, whatever its class does."""
     try:
         text = " ".join(form(value).split())
     except Exception:  # its own `__repr__` fails
         return f"<{type(value).__name__}>"
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def _user_frame(error: BaseException) -> tuple[FrameType | None, int | None]:
