@@ -140,8 +140,8 @@ def _answered_prompts(folder: Path) -> Iterator[None]:
         for name in ("alpaca_5000", "alpaca_en_demo")
     }
     chats = rows["alpaca_en_demo"]
-    (folder / "alpaca.json").write_bytes(b"[" + b",".join(rows["alpaca_5000"][:1500]) + b"]")
-    (folder / "chats.jsonl").write_bytes(b"\n".join(chats[:500]))
+    (folder / "alpaca.json").write_bytes(b"[" + b",".join(rows["alpaca_5000"][:400]) + b"]")
+    (folder / "chats.jsonl").write_bytes(b"\n".join(chats[:300]))
     (folder / "held-out.jsonl").write_bytes(b"\n".join(chats[500:]))
     (folder / "prompts.jsonl").write_bytes(b"\n".join(chats[500:]))
     yield
@@ -153,7 +153,7 @@ def _loaded_server(folder: Path) -> Iterator[None]:
     _run(["slo-bench", "model", "make", "models/tiny"], folder)
     serve = ["slo-bench", "serve", "vllm", "--backend", "vllm", "--model", "models/tiny"]
     url = f"http://127.0.0.1:{PORT_OF_SERVER}"
-    load = ["slo-bench", "run", "--base-url", url, "--workload", "alpaca", "--model", "models/tiny"]
+    load = ["slo-bench", "run", "--base-url", url, "--workload", "alpaca"]
     load += ["--rates", "1,2,4", "--duration", "50", "--seeds", "1", "--out", "load"]
     with (
         _process([*serve, "--port", str(PORT_OF_SERVER)], folder, PORT_OF_SERVER),
