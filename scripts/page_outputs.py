@@ -165,9 +165,9 @@ def _loaded_server(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _process(words: list[str], folder: Path, port: int) -> Iterator[None]:
     """A process that runs meanwhile, once something answers at `port`; ended by Ctrl-C."""
-    with (folder / "said.txt").open("a") as said:
+    with (folder / "log.txt").open("a") as log:
         process = subprocess.Popen(
-            ["env", "--default-signal=INT", *words], cwd=folder, stdout=said, stderr=said
+            ["env", "--default-signal=INT", *words], cwd=folder, stdout=log, stderr=log
         )
         try:
             while True:
@@ -175,7 +175,7 @@ def _process(words: list[str], folder: Path, port: int) -> Iterator[None]:
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5).close()
                     break
                 if process.poll() is not None:
-                    raise SystemExit((folder / "said.txt").read_text())
+                    raise SystemExit((folder / "log.txt").read_text())
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
             yield
