@@ -140,8 +140,8 @@ def _answered_prompts(folder: Path) -> Iterator[None]:
         for name in ("alpaca_5000", "alpaca_en_demo")
     }
     chats = rows["alpaca_en_demo"]
-    (folder / "alpaca.json").write_bytes(b"[" + b",".join(rows["alpaca_5000"][:1500]) + b"]")
-    (folder / "chats.jsonl").write_bytes(b"\n".join(chats[:500]))
+    (folder / "alpaca.json").write_bytes(b"[" + b",".join(rows["alpaca_5000"][:400]) + b"]")
+    (folder / "chats.jsonl").write_bytes(b"\n".join(chats[:300]))
     (folder / "held-out.jsonl").write_bytes(b"\n".join(chats[500:]))
     (folder / "prompts.jsonl").write_bytes(b"\n".join(chats[500:]))
     yield
@@ -153,7 +153,7 @@ def _loaded_server(folder: Path) -> Iterator[None]:
     _run(["slo-bench", "model", "make", "models/tiny"], folder)
     serve = ["slo-bench", "serve", "vllm", "--backend", "vllm", "--model", "models/tiny"]
     url = f"http://127.0.0.1:{PORT_OF_SERVER}"
-    load = ["slo-bench", "run", "--base-url", url, "--workload", "alpaca", "--model", "models/tiny"]
+    load = ["slo-bench", "run", "--base-url", url, "--workload", "alpaca"]
     load += ["--rates", "1,2,4", "--duration", "50", "--seeds", "1", "--out", "load"]
     with (
         _process([*serve, "--port", str(PORT_OF_SERVER)], folder, PORT_OF_SERVER),
@@ -165,9 +165,9 @@ def _loaded_server(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _process(words: list[str], folder: Path, port: int) -> Iterator[None]:
     """A process that runs meanwhile, once something answers at `port`; ended by Ctrl-C."""
-    with (folder / "said.txt").open("a") as said:
+    with (folder / "log.txt").open("a") as log:
         process = subprocess.Popen(
-            ["env", "--default-signal=INT", *words], cwd=folder, stdout=said, stderr=said
+            ["env", "--default-signal=INT", *words], cwd=folder, stdout=log, stderr=log
         )
         try:
             while True:
@@ -175,7 +175,7 @@ def _process(words: list[str], folder: Path, port: int) -> Iterator[None]:
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5).close()
                     break
                 if process.poll() is not None:
-                    raise SystemExit((folder / "said.txt").read_text())
+                    raise SystemExit((folder / "log.txt").read_text())
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
             yield

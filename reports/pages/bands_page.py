@@ -72,7 +72,7 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
                     *(_text(row, column, text) for column, _, text in _SHOWN),
                     str(row[_BASIS]),
                 ]
-                for _, row in series_rows.iterrows()
+                for _, row in series_rows.sort_values("level_rps").iterrows()
             ]
             groups.append((f"{facet}: {name}" if facet else name, lines))
     heads = ("req/s", *(head for _, head, _ in _SHOWN), "step times")

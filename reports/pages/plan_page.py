@@ -346,7 +346,7 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
     heads = (
         *("plan", "USD per hour", *["catalogue USD per hour"] * priced),
         *("in SLO", "P(SLO)", "spare", "TTFT p99", "TPOT p99", "J per output token"),
-        *("mean power", "power limit", "settings"),
+        *("mean power", "power limit"),
     )
     lines: list[list[str | Cell]] = []
     for place, (row, is_best) in enumerate(zip(rows, best, strict=True), 1):
@@ -354,7 +354,7 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
         interval = f"{row['attainment_low']:.1%} to {row['attainment_high']:.1%}"
         lines.append(
             [
-                Cell(f"{place}. {gpus}, {instances}", best=is_best),
+                Cell(f"{place}. {gpus}, {instances}", best=is_best, after=", ".join(settings)),
                 f"{row['usd_per_hour']:.2f}",
                 *[_or_dash(row["catalogue_usd_per_hour"], ".2f")] * priced,
                 Cell(percent_text(row["attainment"]), after=interval),
@@ -364,7 +364,6 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
                 _number(row["joules_per_output_token"], "J"),
                 _number(row["gpu_power_mean_w"], "W"),
                 _number(row["gpu_power_limit_w"], "W"),
-                ", ".join(settings),
             ]
         )
     note = (

@@ -91,7 +91,9 @@ NOT_RUN = {
     "slo-bench run --workload monday.jsonl --replay-speed 1,2 --system vllm --system sarathi "
     "--slo ttft=1,tpot=0.15 --seeds 1 --out monday": "what a capture would write",
     "slo-bench observe http://127.0.0.1:8000 --model models/tiny --slo ttft=1,tpot=0.1 "
-    "--duration 120": "a server under load: tests/harness/servers/launch/test_backends_observe.py",
+    "--duration 120 --set max_num_seqs=256": (
+        "a server under load: tests/harness/servers/launch/test_backends_observe.py"
+    ),
     "slo-bench capture http://127.0.0.1:8000 --port 9000 --out monday.jsonl": (
         "waits; tests/cli/test_capture_command.py, tests/harness/servers/gateway/test_capture.py"
     ),

@@ -140,9 +140,9 @@ def test_page_layout_has_no_overlap_and_no_unmarked_cut(browser, pages, kind, tm
         page.settle()
         page.run(ALL_DRAWN)
         page.settle()
-        if found := page.run(LAYOUT):
+        if wrong := page.run(LAYOUT):
             name = f"{width} px, {'dark' if dark else 'light'}"
-            problems += [f"{name}: {problem}" for problem in found]
+            problems += [f"{name}: {problem}" for problem in wrong]
             page.screenshot(tmp_path / f"{kind}, {name}.png")
     assert problems == [], f"pictures are in {tmp_path}"
     assert page.complaints() == []
@@ -168,13 +168,13 @@ def test_address_keeps_what_is_hidden_and_chosen(browser, make_run, tmp_path):
     )
     page.run("document.querySelector('#figure-ttft-rate .choices button').click()")
     page.run("document.querySelector('.ratebar button:not(:disabled)').click()")
-    chosen = [page.run(what) for what in (pressed, view, rate)]
+    chosen = [page.run(script) for script in (pressed, view, rate)]
     assert chosen[:2] == [sorted(names[2:]), "p50"]
     address = page.run("location.href")
     page.close()
     again = browser.open(address, width=1100)
     again.run(ALL_DRAWN)
-    assert [again.run(what) for what in (pressed, view, rate)] == chosen
+    assert [again.run(script) for script in (pressed, view, rate)] == chosen
     again.run("[...document.querySelectorAll('nav a')].find(a => a.hash === '#worth').click()")
     again.settle()
     kept = unquote_plus(again.run("location.hash"))
