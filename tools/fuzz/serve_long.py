@@ -237,8 +237,10 @@ class Load:
                 self.results[result] += 1
             else:
                 self.results[INCOMPLETE] += 1
-        except TimeoutError:
-            self.results[INCOMPLETE] += 1
+        except TimeoutError:  # it may have been refused just now
+            wire.send_no_more()
+            result = await wire.answer()
+            self.results[INCOMPLETE if result == CUT else result] += 1
         wire.close()
 
     async def crowd(self) -> None:

@@ -268,9 +268,9 @@ def _private(
         return f"unix:{path}", "", [kind.socket_option, str(path)]
     if kind.config_option:
         names = ("--api-key", kind.config_option)
-        if taken := [w for w in launch.server_args if w.partition("=")[0] in names]:
+        if refused := [w for w in launch.server_args if w.partition("=")[0] in names]:
             raise SloBenchError(
-                f"{kind.title} gets a key that the gateway alone knows: leave {taken[0]} out"
+                f"{kind.title} gets a key that the gateway alone knows: leave {refused[0]} out"
             )
         key, path = secrets.token_hex(32), folder / "server.yaml"
         register(key)

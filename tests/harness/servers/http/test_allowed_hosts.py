@@ -7,7 +7,8 @@ from slo_bench.harness.servers.http.allowed_hosts import AllowedHosts
 
 HERE = ("", "localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:8000", "127.9.9.9", "[::1]:8")
 EVIL = ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example",
-        "0.0.0.0:8000", "[fe80::1]:80", "192.168.1.2", "localhost@evil.example", "[::1].evil.example")  # fmt: skip
+        "0.0.0.0:8000", "[fe80::1]:80", "192.168.1.2", "localhost@evil.example",
+        "[::1].evil.example")  # fmt: skip
 
 
 @pytest.mark.parametrize("names", [(), None])
