@@ -169,6 +169,8 @@ EXCEPTIONS = {
     "reports/pages/placement_page.py": "tests/cli/test_tune_placement.py",
     "reports/pages/predictor_page.py": "tests/cli/test_predict_commands.py",
     "reports/pages/sensitivity_page.py": "tests/tuner/sensitivity/test_sensitivity.py",
+    "reports/terminal/capacity_answer.py": "tests/tuner/capacity/test_capacity_command.py",
+    "reports/terminal/screen.py": "tests/reports/terminal/test_run_answer.py",
     "scripts/accuracy_page.py": "tests/harness/validation/test_accuracy.py",
     "scripts/aiconfigurator_predictions.py": "tests/harness/validation/test_accuracy.py",
     "scripts/build_hook.py": "tests/harness/core/test_compiled.py",
