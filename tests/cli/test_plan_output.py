@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from slo_bench.cli.output.plan_output import _plan_table
+from slo_bench.cli.output.plan_output import _screen
 from slo_bench.harness.experiments.experiment import Experiment
 
 ROW = {
@@ -19,12 +19,16 @@ ROW = {
     "keeps_probability": 0.93,
 }  # fmt: skip
 
+QUESTION = "Cheapest GPUs for 10 req/s:"
+
 
 def lines(*rows):
     written = io.StringIO()
     experiment = Experiment(systems=["vllm"], model="llama-3.1-8b")
-    Console(file=written, width=80).print(_plan_table(rows, experiment))
-    return written.getvalue().splitlines()
+    Console(file=written, width=80).print(_screen(QUESTION, rows, experiment, []))
+    _, *table, answer = written.getvalue().splitlines()
+    assert answer.startswith("Cheapest: ")
+    return [line for line in table if not line.startswith("──")]
 
 
 def test_plan_at_defaults_is_one_line_without_settings():
@@ -51,7 +55,8 @@ def test_plans_of_several_systems_name_theirs():
     assert "sarathi" in second
 
 
-def test_plan_with_a_setting_has_one_line_at_80_columns():
+def test_setting_of_a_plan_stands_below_it_where_the_line_is_full():
     row = ROW | {"gpu": "l40s", "instances": 4, "tp": 1}
-    _, line = lines(row | {"parameters": {"max_num_batched_tokens": 8192}})
-    assert line.startswith("4 × l40s, max_num_batched_tokens=8192 13.70")
+    _, line, setting = lines(row | {"parameters": {"max_num_batched_tokens": 8192}})
+    assert line.startswith("4 × l40s, ")
+    assert setting == "max_num_batched_tokens=8192"

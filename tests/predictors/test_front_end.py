@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slo_bench.predictors.front_end import FrontEnd, FrontEndQueue, front_end
+from slo_bench.predictors.operators.front_end import FrontEnd, FrontEndQueue, front_end
 from slo_bench.predictors.operators.server_version import NEWEST, ServerVersion
 
 

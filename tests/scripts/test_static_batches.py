@@ -25,6 +25,7 @@ def batches_of(tmp_path_factory):
             arrivals="concurrency(30)",
             requests=30,
             seeds=1,
+            front_end="none",
             output_tokens="uniform(16,192)",
             slo="e2e=uniform(1,60)",
             records="csv",

@@ -131,6 +131,7 @@ def test_functools_caches_hold_no_user_file():
         "harness/validation/accuracy/highest_rate.py",  # the levels of one search
         "predictors/bands.py",
         "predictors/lengths/distribution.py",
+        "predictors/operators/front_end.py",
         "predictors/operators/kernels.py",
         "predictors/power.py",
         "predictors/server_memory.py",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from ....predictors.front_end import FrontEnd, FrontEndQueue
+from ....predictors.operators.front_end import FrontEnd, FrontEndQueue
 from ...core.cluster_policy import (
     DROP,
     EMBEDS,

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from ....predictors.front_end import FrontEnd
+from ....predictors.operators.front_end import FrontEnd
 from ....workloads.blocks import BLOCK_ROWS
 from ....workloads.workload import Workload
 from ...core.counters import Counters, TimedCounters

@@ -12,8 +12,8 @@ from typing import cast
 import numpy as np
 
 from ....predictors.embedder import Embedder
-from ....predictors.front_end import FrontEnd
 from ....predictors.lora import Lora
+from ....predictors.operators.front_end import FrontEnd
 from ....predictors.placement import Placement
 from ....predictors.step_time import StepTime
 from ....workloads.arrays import Ints

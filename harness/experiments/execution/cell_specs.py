@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ....predictors.device_map import read_device_map
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
-from ....predictors.front_end import FrontEnd, front_end
 from ....predictors.lora import Lora
 from ....predictors.model_spec import ModelSpec
 from ....predictors.operators.assembly import (
@@ -24,6 +23,7 @@ from ....predictors.operators.assembly import (
     simulated_server,
     speculative_step_time,
 )
+from ....predictors.operators.front_end import FrontEnd, front_end
 from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement, smallest_tp, uneven_kv_heads
 from ....predictors.profiles.build_model import default_host, profiled_gpu

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ....predictors.bands import kind_of, regime_of
-from ....predictors.front_end import front_end
 from ....predictors.operators.assembly import default_step_time
+from ....predictors.operators.front_end import front_end
 from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement
 from ....predictors.server_memory import placed_memory

@@ -7,8 +7,8 @@ import pytest
 
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks
 from slo_bench.harness.policies.systems import system
-from slo_bench.predictors.front_end import FrontEnd
 from slo_bench.predictors.operators.assembly import default_step_time
+from slo_bench.predictors.operators.front_end import FrontEnd
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.blocks import WorkloadBlocks

@@ -31,7 +31,7 @@ from slo_bench.harness.validation.accuracy.predict import placed_as_measured, pr
 from slo_bench.harness.validation.accuracy.prediction_errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
-from slo_bench.predictors.front_end import front_end
+from slo_bench.predictors.operators.front_end import front_end
 from slo_bench.predictors.operators.server_version import ServerVersion
 from slo_bench.predictors.specs import model as catalogue_model
 from slo_bench.reports.pages.accuracy_page import figures, write_accuracy

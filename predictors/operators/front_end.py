@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..workloads.arrays import Floats, Ints
-from .operators.server_version import ServerVersion, version_numbers
+from ...workloads.arrays import Floats, Ints
+from .server_version import ServerVersion, version_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +68,5 @@ def front_end(server: ServerVersion) -> FrontEnd:
 
 @cache
 def _rows() -> dict[str, dict[str, dict[str, Any]]]:
-    file = files(__package__) / "catalogues" / "front_ends.toml"
+    file = files(__package__.rpartition(".")[0]) / "catalogues" / "front_ends.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
