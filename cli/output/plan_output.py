@@ -13,6 +13,7 @@ from ...harness.policies.systems import system
 from ...predictors.dtypes import AUTO
 from ...predictors.specs import model
 from ...reports.pages import plan_page
+from ...reports.pages.slo_text import written_slo_text
 from ...reports.terminal.screen import Column, Group, Screen
 from ...tuner.planning.launch_files import write_launch_files
 from ...tuner.planning.offers import spread_text
@@ -61,7 +62,7 @@ def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:
     """What the plans answer: the load, what is served, and when a request is in time."""
     load = planned.load
     spare = f" + {load.headroom:.0%}" if load.headroom else ""
-    slos = " or ".join(str(slo) or "the trace's own" for slo in experiment.slo)
+    slos = " or ".join(written_slo_text(str(slo)) or "the trace's own" for slo in experiment.slo)
     return (
         f"Cheapest GPUs for {load.rate_rps:g} req/s{spare} of {experiment.model[0]}, "
         f"{experiment.workload[0]}, {load.target:.4g} of requests within {slos}, on "
