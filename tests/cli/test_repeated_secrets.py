@@ -35,7 +35,7 @@ class Echo(BaseHTTPRequestHandler):
     numbers = itertools.count()
     first = "text"
 
-    def told(self):
+    def output(self):
         authorization = str(self.headers.get("authorization"))
         token = str(self.headers.get("x-tok"))
         forms = [authorization, token, quote(authorization, safe=""), authorization.encode().hex()]
@@ -47,7 +47,7 @@ class Echo(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"content-type": kind, **headers}.items():
             self.send_header(name, value)
-        self.send_header("x-echo", self.told())
+        self.send_header("x-echo", self.output())
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -60,38 +60,38 @@ class Echo(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path.endswith("/models"):
-            models = [{"id": "tiny", "root": self.told()}, {"id": self.told()}]
+            models = [{"id": "tiny", "root": self.output()}, {"id": self.output()}]
             self.send(200, "application/json", json.dumps({"object": "list", "data": models}))
         elif self.path.endswith("/metrics"):
-            name = self.told().replace('"', "'").replace("\\", "")
+            name = self.output().replace('"', "'").replace("\\", "")
             self.send(200, "text/plain", f'vllm:num_requests_running{{model_name="{name}"}} 1\n')
         else:
-            self.send(404, "text/plain", self.told())
+            self.send(404, "text/plain", self.output())
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         number = next(self.numbers)
         way = self.first if number < 3 else self.ways[number % len(self.ways)]
-        told = self.told()
+        output = self.output()
         if way == "text":
-            self.send_events([told, " ", told])
+            self.send_events([output, " ", output])
         elif way == "tokens":
-            self.send_events(list(told))
+            self.send_events(list(output))
         elif way == "status":
-            self.send(401, "application/json", json.dumps({"error": {"message": told}}))
+            self.send(401, "application/json", json.dumps({"error": {"message": output}}))
         elif way == "event":
-            self.send(200, "text/event-stream", f"data: {json.dumps({'error': told})}\n\n")
+            self.send(200, "text/event-stream", f"data: {json.dumps({'error': output})}\n\n")
         elif way == "page":
-            self.send(200, "text/html", f"<html><title>{told}</title></html>")
+            self.send(200, "text/html", f"<html><title>{output}</title></html>")
         elif way == "finish":
-            self.send_events(["a", "b"], finish=told)
+            self.send_events(["a", "b"], finish=output)
         elif way == "escaped":
-            escapes = "".join(f"\\u{ord(character):04x}" for character in " " * 150 + told)
+            escapes = "".join(f"\\u{ord(character):04x}" for character in " " * 150 + output)
             self.send(400, "application/json", f'{{"error": {{"message": "{escapes}"}}}}')
         elif way == "redirect":
             self.send(307, "text/plain", "", location=f"/login?{'x' * 180}&key={KEY}")
         else:
-            self.send(200, f"application/{KEY}", told)
+            self.send(200, f"application/{KEY}", output)
 
     def log_message(self, *words):
         pass

@@ -75,12 +75,12 @@ def test_options_and_help_texts_use_no_retired_words():
     wrong = {}
     for path, command in commands():
         texts = [command.help or ""]
-        found = set().union(*map(old_names, path[1:]))
+        retired = set().union(*map(old_names, path[1:]))
         for parameter in command.params:
             texts += [getattr(parameter, "help", "") or "", str(parameter.metavar or "")]
-            found |= set().union(*map(old_names, parameter.opts))
-        if found := found | set().union(*(found_in(text, WORDS) for text in texts)):
-            wrong[" ".join(path)] = found
+            retired |= set().union(*map(old_names, parameter.opts))
+        if retired := retired | set().union(*(found_in(text, WORDS) for text in texts)):
+            wrong[" ".join(path)] = retired
     assert not wrong
 
 
@@ -98,8 +98,8 @@ def error_texts(path):
 def test_error_messages_use_no_retired_words(folder):
     wrong = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
-        if found := set().union(*(found_in(text, WORDS) for text in error_texts(path))):
-            wrong[str(path.relative_to(ROOT))] = found
+        if retired := set().union(*(found_in(text, WORDS) for text in error_texts(path))):
+            wrong[str(path.relative_to(ROOT))] = retired
     assert not wrong
 
 
@@ -114,7 +114,7 @@ def public_names():
 
 
 def test_public_names_use_no_retired_words():
-    assert not {name: found for name in public_names() if (found := old_names(name))}
+    assert not {name: retired for name in public_names() if (retired := old_names(name))}
 
 
 def columns(folder):
