@@ -170,6 +170,10 @@ def _leader(cells: pd.DataFrame, leads: _Leads, shown: Sequence[Measure]) -> str
     if first[1:]:
         return f"{first[0]} {claim}; not distinguishable from it: {_listed(first[1:])}."
     ahead = ", ahead of all others" if rest and leads.error_is_known else ""
+    if ahead and not shown:
+        second = highest_rate(cells[cells["series"] == rest[0][0]], TARGETS[0])
+        if second.rate_rps == rate.rate_rps:
+            ahead += " between tested rates"
     return f"{first[0]} {claim}{ahead}."
 
 

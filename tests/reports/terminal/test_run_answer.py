@@ -74,6 +74,20 @@ def test_run_screen_of_facets_and_of_runs_at_once(make_run):
     assert "finished req/s" in text
 
 
+def test_lead_of_the_same_tested_rate_is_one_between_rates(make_run):
+    folder = make_run(systems=["vllm", "sarathi"], seeds=3, requests=60, toml=TOML)
+    attainment = {"vllm": {1: 1.0, 3: 0.99, 5: 0.8}, "sarathi": {1: 1.0, 3: 0.92, 5: 0.2}}
+
+    def change(cells):
+        pairs = zip(cells["system"], cells["level_rps"], strict=True)
+        return cells.assign(attainment=[attainment[system][rate] for system, rate in pairs])
+
+    answer = " ".join(printed([folder], change=change).split())
+    assert (
+        "vllm carries 3 req/s with 90 % in SLO, ahead of all others between tested rates." in answer
+    )
+
+
 def test_run_screen_says_overloaded_not_stationary(make_run):
     def drifting(cells):
         late = cells["level_rps"] == 5
