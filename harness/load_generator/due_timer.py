@@ -33,6 +33,7 @@ class DueTimer:
         self._loop = loop
         self._fire = fire
         self._handle: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
         self._spec = _TimerSpec()
         self._file = _timer_file()
         self.early_s = 0.0005 if self._file is None else 1e-6
@@ -45,14 +46,23 @@ class DueTimer:
         if self._file is None:
             if self._handle is not None:
                 self._handle.cancel()
+            self._due_s = due_s
             wait_s = due_s - perf_counter()
-            self._handle = None if due_s == math.inf else self._loop.call_later(wait_s, self._fire)
+            later = self._loop.call_later
+            self._handle = None if due_s == math.inf else later(wait_s, self._fire_if_due)
             return
         spec = self._spec
         # Zero switches the timer off; setting it makes the file unreadable until it fires.
         due_ns = 0 if due_s == math.inf else max(1, int(due_s * 1e9))
         spec.due_s, spec.due_ns = divmod(due_ns, 1_000_000_000)
         self._settime(self._file, _AT_TIME, ctypes.byref(spec), None)
+
+    def _fire_if_due(self) -> None:
+        # A loop counts from when it last looked at its clock, which may be a while ago.
+        if perf_counter() < self._due_s - self.early_s:
+            self.set(self._due_s)
+        else:
+            self._fire()
 
     def close(self) -> None:
         """Fire no more."""
