@@ -80,7 +80,7 @@ def test_run_has_energy_columns_where_power_is_known(slo_bench):
         slow["gpu_power_mean_w"] / slow["output_tokens_per_s"], rel=1e-6
     )
     assert fast["joules_per_output_token"] < slow["joules_per_output_token"]
-    code, out, err = slo_bench(*options, "--requests", "40", "--gpu", "h100-80g")
+    code, out, err = slo_bench(*options, "--requests", "40", "--gpu", "h100-80g", "--verbose")
     assert code == 0, err
     assert "J per output token" in out + err
     code, out, err = slo_bench(*options, "--requests", "40", "--gpu", "a100-80g", "--json")
