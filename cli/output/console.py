@@ -54,13 +54,18 @@ def terminal(**options: Any) -> Console:
 def print_lines(*lines: object) -> None:
     """Print lines as they are: without markup or highlighting; None is left out.
 
-    On a terminal they end between words.
+    On a terminal they end between words. They are written at once: who reads the first ones alone
+    (`head`) ends no command.
     """
-    console = terminal()
-    for line in lines:
-        if line is not None:
-            text = for_terminal(str(line)) if console.is_terminal else str(line)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    _write(terminal(), lines)
+
+
+def _write(console: Console, lines: Iterable[object]) -> None:
+    with console:
+        for line in lines:
+            if line is not None:
+                text = for_terminal(str(line)) if console.is_terminal else str(line)
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def for_terminal(text: str) -> str:
@@ -74,10 +79,11 @@ def for_terminal(text: str) -> str:
 def print_result(shown: RenderableType, *lines: object) -> None:
     """Print a screen, a table or text, or several, and lines as `print_lines` does."""
     console = terminal()
-    for part in shown.renderables if isinstance(shown, Group) else (shown,):
-        whole_words = Paragraph(part) if isinstance(part, Text) else part
-        console.print(whole_words, soft_wrap=isinstance(whole_words, Screen | Paragraph))
-    print_lines(*lines)
+    with console:
+        for part in shown.renderables if isinstance(shown, Group) else (shown,):
+            whole_words = Paragraph(part) if isinstance(part, Text) else part
+            console.print(whole_words, soft_wrap=isinstance(whole_words, Screen | Paragraph))
+        _write(console, lines)
 
 
 RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": True, "header_style": "table.header"}
