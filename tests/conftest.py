@@ -141,8 +141,8 @@ VLLM = server_kind("vllm").builds["cpu"]
 # Releases whose kernels no torch at hand fits, or that have no build for CPU: their schedulers run
 # without kernels, in the environment of another release.
 BORROWED_VLLM = {"0.33.0": VLLM.version, "0.31.0": VLLM.version, "0.19.1": VLLM.also_tested[-1]}
-# `.ci/run` tries the newest scheduler and that of the release which is installed by default.
-WEEKLY_VLLM = ("0.31.0", "0.19.1", *VLLM.also_tested)
+# `.ci/run` tries the newest scheduler, and real servers of the release installed by default.
+WEEKLY_VLLM = (VLLM.version, "0.31.0", "0.19.1", *VLLM.also_tested)
 VLLM_FOLDERS = "SLO_BENCH_VLLM_FOLDERS"  # a folder for each, named by its version
 
 

@@ -349,10 +349,8 @@ OF_PAPERS = {
 }
 
 
-WEEKLY_OF_PAPERS = [pytest.param(n, marks=pytest.mark.weekly) for n in [*OF_PAPERS][1:]]
-
-
-@pytest.mark.parametrize("name", [*OF_PAPERS][:1] + WEEKLY_OF_PAPERS)
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", OF_PAPERS)
 def test_policies_of_papers_order_the_queue_and_keep_answers(sglang, model, tmp_path, name):
     asks, order = OF_PAPERS[name]
     with started(sglang, model, tmp_path, named=name, parameters={"max_num_seqs": 1}) as server:

@@ -83,6 +83,7 @@ def test_plugin_fits_other_releases(server, installed, slo_bench):
 
 
 @pytest.mark.backends
+@pytest.mark.weekly  # .ci/run checks them itself
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_plugin_fits_the_installed_server(backend, installed, slo_bench):
     name = installed(backend).name
