@@ -54,8 +54,8 @@ def terminal(**options: Any) -> Console:
 def print_lines(*lines: object) -> None:
     """Print lines as they are: without markup or highlighting; None is left out.
 
-    On a terminal they end between words. They are written at once: who reads the first ones alone
-    (`head`) ends no command.
+    On a terminal they end between words. They are written at once: reading the first ones alone
+    ends no command.
     """
     _write(terminal(), lines)
 
