@@ -79,7 +79,7 @@ def _screen(
     for row in rows:
         price = f"{row['usd_per_hour']:.2f}"
         if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
-            price += f" ({_or_dash(row['catalogue_usd_per_hour'], '.2f')})"
+            price += f" ({plan_page.or_dash(row['catalogue_usd_per_hour'], '.2f')})"
         spare = plan_page.spare_of(row)
         lines.append(
             (
@@ -87,8 +87,8 @@ def _screen(
                 price,
                 f"{100 * row['attainment']:.1f}\xa0%",
                 _capacity_text(row),
-                _or_dash(spare, "+.0%"),
-                _or_dash(row["keeps_probability"], ".0%"),
+                plan_page.or_dash(spare, "+.0%"),
+                plan_page.or_dash(row["keeps_probability"], ".0%"),
             )
         )
     columns = (
@@ -129,12 +129,13 @@ def _capacity_text(row: Mapping[str, Any]) -> str:
     """The rate that the plan carries at most, with its interval."""
     low, high = row["low_rps"], row["high_rps"]
     if row["capacity_rps"] is None:
-        return "undecided" if row["outcome"] == "undecided" else f"over {_or_dash(low, '.3g')}"
-    return f"{row['capacity_rps']:.3g} ({_or_dash(low, '.3g')}–{_or_dash(high, '.3g')})"
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
+        return (
+            "undecided"
+            if row["outcome"] == "undecided"
+            else f"over {plan_page.or_dash(low, '.3g')}"
+        )
+    ends = (plan_page.or_dash(end, ".3g") for end in (low, high))
+    return f"{row['capacity_rps']:.3g} ({'–'.join(ends)})"
 
 
 def _texts_of_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

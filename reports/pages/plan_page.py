@@ -169,7 +169,8 @@ def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) 
     return lines
 
 
-def _or_dash(value: float | None, form: str) -> str:
+def or_dash(value: float | None, form: str) -> str:
+    """The value in the format `form`; a dash where there is none."""
     return "–" if value is None else f"{value:{form}}"
 
 
@@ -356,10 +357,10 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
             [
                 Cell(f"{place}. {gpus}, {instances}", best=is_best, after=", ".join(settings)),
                 f"{row['usd_per_hour']:.2f}",
-                *[_or_dash(row["catalogue_usd_per_hour"], ".2f")] * priced,
+                *[or_dash(row["catalogue_usd_per_hour"], ".2f")] * priced,
                 Cell(percent_text(row["attainment"]), after=interval),
-                _or_dash(row["keeps_probability"], ".0%"),
-                _or_dash(row["spare"], "+.0%"),
+                or_dash(row["keeps_probability"], ".0%"),
+                or_dash(row["spare"], "+.0%"),
                 *(seconds_text(row[name] or math.nan) for name in ("ttft_p99_s", "tpot_p99_s")),
                 _number(row["joules_per_output_token"], "J"),
                 _number(row["gpu_power_mean_w"], "W"),

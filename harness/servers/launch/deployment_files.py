@@ -15,7 +15,7 @@ from typing import Any
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.input_files import check_input
 from ..server_kinds import LAUNCHED, server_kind
-from .pods import as_deployment
+from .pods import as_deployment, as_list, as_mapping
 from .server_kind import ServerKind
 
 GPU_LABEL = "slo-bench.gpu"  # what our manifests say of the GPU, as the catalogue names it
@@ -253,7 +253,7 @@ def _manifest_commands(path: Path, text: str) -> Iterator[WrittenCommand]:
                 if isinstance(service, Mapping):
                     yield from _service_commands(service, f"{path.name}, service {name}")
         elif document.get("kind") == "List":
-            for item in _list(document.get("items")):
+            for item in as_list(document.get("items")):
                 yield from _object_commands(item, path)
         else:
             yield from _object_commands(document, path)
@@ -264,12 +264,12 @@ def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[Writte
     words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     words = [word.replace("$$", "$") for word in words]
     environment = _environment(service.get("environment"))
-    deploy = _mapping(service.get("deploy"))
-    resources = _mapping(_mapping(deploy.get("resources")).get("reservations"))
+    deploy = as_mapping(service.get("deploy"))
+    resources = as_mapping(as_mapping(deploy.get("resources")).get("reservations"))
     gpus = None
-    for device in _list(resources.get("devices")):
-        ids = _list(_mapping(device).get("device_ids"))
-        gpus = len(ids) or _whole(_mapping(device).get("count"), place)
+    for device in as_list(resources.get("devices")):
+        ids = as_list(as_mapping(device).get("device_ids"))
+        gpus = len(ids) or _whole(as_mapping(device).get("count"), place)
     replicas = service.get("scale", deploy.get("replicas", 1))
     labels = _environment(service.get("labels"))
     for command in _container_commands(words, str(service.get("image", "")), environment, place):
@@ -283,26 +283,26 @@ def _service_commands(service: Mapping[str, Any], place: str) -> Iterator[Writte
 
 def _object_commands(document: Any, path: Path) -> Iterator[WrittenCommand]:
     """The servers of a Kubernetes object that has pods."""
-    document = _mapping(document)
-    name = _mapping(document.get("metadata")).get("name", "?")
+    document = as_mapping(document)
+    name = as_mapping(document.get("metadata")).get("name", "?")
     place = f"{path.name}, {document.get('kind')} {name}"
-    spec = _mapping(as_deployment(document, place).get("spec"))
+    spec = as_mapping(as_deployment(document, place).get("spec"))
     replicas = _whole(spec.get("replicas", 1), place)
-    template = _mapping(spec.get("template"))
-    pod = _mapping(template.get("spec"))
+    template = as_mapping(spec.get("template"))
+    pod = as_mapping(template.get("spec"))
     labels = {
-        **_mapping(pod.get("nodeSelector")),
-        **_mapping(_mapping(template.get("metadata")).get("labels")),
-        **_mapping(_mapping(template.get("metadata")).get("annotations")),
+        **as_mapping(pod.get("nodeSelector")),
+        **as_mapping(as_mapping(template.get("metadata")).get("labels")),
+        **as_mapping(as_mapping(template.get("metadata")).get("annotations")),
     }
     gpu_name = next((str(labels[n]) for n in (GPU_LABEL, *_GPU_LABELS) if n in labels), "")
-    for container in _list(pod.get("containers")):
-        container = _mapping(container)
-        entries = map(_mapping, _list(container.get("env")))
+    for container in as_list(pod.get("containers")):
+        container = as_mapping(container)
+        entries = map(as_mapping, as_list(container.get("env")))
         environment = {str(e.get("name")): str(e["value"]) for e in entries if "value" in e}
         words = [*_words(container.get("command")), *_words(container.get("args"))]
-        resources = _mapping(container.get("resources"))
-        limits = {**_mapping(resources.get("requests")), **_mapping(resources.get("limits"))}
+        resources = as_mapping(container.get("resources"))
+        limits = {**as_mapping(resources.get("requests")), **as_mapping(resources.get("limits"))}
         gpus = next((_whole(limits[n], place) for n in _GPU_RESOURCES if n in limits), None)
         for command in _container_commands(
             words, str(container.get("image", "")), environment, place
@@ -338,23 +338,15 @@ def _words(command: Any) -> list[str]:
             return shlex.split(command)
         except ValueError as error:
             raise SloBenchError(f"cannot read the command {command!r:.60}: {error}") from None
-    return [str(word) for word in _list(command)]
+    return [str(word) for word in as_list(command)]
 
 
 def _environment(variables: Any) -> dict[str, str]:
     """Variables of Compose, as a mapping or a list of NAME=VALUE."""
     if isinstance(variables, Mapping):
         return {str(name): str(value) for name, value in variables.items() if value is not None}
-    pairs = (str(pair).partition("=") for pair in _list(variables))
+    pairs = (str(pair).partition("=") for pair in as_list(variables))
     return {name: value for name, equals, value in pairs if equals}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _whole(value: Any, place: str) -> int | None:

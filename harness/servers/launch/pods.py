@@ -30,18 +30,18 @@ def as_deployment(document: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     Raises:
         SloBenchError: prefill and decode have servers of their own.
     """
-    spec = _mapping(document.get("spec"))
+    spec = as_mapping(document.get("spec"))
     match document.get("kind"):
         case "Pod":
             return {**document, "spec": {"replicas": 1, "template": document}}
         case "LeaderWorkerSet":
-            group = _mapping(spec.get("leaderWorkerTemplate"))
+            group = as_mapping(spec.get("leaderWorkerTemplate"))
             template = group.get("leaderTemplate") or group.get("workerTemplate")
             size = group.get("size", 1)
-            pod = _over(_mapping(template), size if isinstance(size, int) else 1)
+            pod = _over(as_mapping(template), size if isinstance(size, int) else 1)
             return {**document, "spec": {"replicas": spec.get("replicas", 1), "template": pod}}
         case "InferenceService":
-            predictor = _mapping(spec.get("predictor"))
+            predictor = as_mapping(spec.get("predictor"))
             pod = dict(predictor)
             if isinstance(model := predictor.get("model"), Mapping):
                 pod["containers"] = [_runtime_container(model)]
@@ -54,7 +54,7 @@ def as_deployment(document: Mapping[str, Any], place: str) -> Mapping[str, Any]:
                     f"{place}: prefill and decode have servers of their own, which --like does "
                     "not read: give one of them as a command line"
                 )
-            pod = _served(_mapping(spec.get("template")), spec)
+            pod = _served(as_mapping(spec.get("template")), spec)
             template = {"metadata": document.get("metadata"), "spec": pod}
             return {**document, "spec": {"replicas": spec.get("replicas", 1), "template": template}}
     return document
@@ -63,7 +63,7 @@ def as_deployment(document: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 def _runtime_container(model: Mapping[str, Any]) -> dict[str, Any]:
     """The container of KServe's Hugging Face runtime, with vLLM's arguments."""
     words: list[str] = []
-    arguments = (part for word in _list(model.get("args")) for part in _parts(str(word)))
+    arguments = (part for word in as_list(model.get("args")) for part in _parts(str(word)))
     name = ""
     for word in arguments:
         if word.startswith("-"):
@@ -78,10 +78,10 @@ def _runtime_container(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _served(template: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     """The pod of an LLMInferenceService: its main container serves the model of `spec`."""
-    containers = _list(template.get("containers")) or [{}]
-    main = dict(_mapping(containers[0]))
+    containers = as_list(template.get("containers")) or [{}]
+    main = dict(as_mapping(containers[0]))
     if not main.get("command"):
-        model, parallelism = _mapping(spec.get("model")), _mapping(spec.get("parallelism"))
+        model, parallelism = as_mapping(spec.get("model")), as_mapping(spec.get("parallelism"))
         words = ["--model", _name(str(model.get("uri", "")))]
         if model.get("name"):
             words += ["--served-model-name", str(model["name"])]
@@ -90,20 +90,20 @@ def _served(template: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, A
                 words += [option, str(parallelism[field])]
         if parallelism.get("expert"):
             words.append("--enable-expert-parallel")
-        variables = [v for v in map(_mapping, _list(main.get("env"))) if v.get("name") == _MORE]
+        variables = [v for v in map(as_mapping, as_list(main.get("env"))) if v.get("name") == _MORE]
         words += [word for variable in variables for word in str(variable.get("value")).split()]
-        main |= {"image": _IMAGE, "args": [*words, *_list(main.get("args"))]}
+        main |= {"image": _IMAGE, "args": [*words, *as_list(main.get("args"))]}
     return {**template, "containers": [main]}
 
 
 def _over(template: Mapping[str, Any], pods: int) -> dict[str, Any]:
     """The template of a pod with the GPUs of `pods` such pods, which one server spans."""
-    spec = dict(_mapping(template.get("spec")))
+    spec = dict(as_mapping(template.get("spec")))
     containers = []
-    for container in map(_mapping, _list(spec.get("containers"))):
+    for container in map(as_mapping, as_list(spec.get("containers"))):
         resources = {
-            kind: {name: _times(value, pods) for name, value in _mapping(amounts).items()}
-            for kind, amounts in _mapping(container.get("resources")).items()
+            kind: {name: _times(value, pods) for name, value in as_mapping(amounts).items()}
+            for kind, amounts in as_mapping(container.get("resources")).items()
         }
         containers.append({**container, "resources": resources})
     return {**template, "spec": {**spec, "containers": containers}}
@@ -130,9 +130,11 @@ def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """The value, or an empty mapping in place of anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """The value, or an empty list in place of anything else."""
     return value if isinstance(value, list) else []
