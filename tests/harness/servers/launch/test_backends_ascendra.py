@@ -121,6 +121,7 @@ def test_ascendra_tickets_and_offload_before_real_servers(
     assert not any(step["decode_seqs"] and step["chunks"] for step in hp)  # prompts alone
 
 
+@pytest.mark.weekly
 def test_run_measures_ascendra(installed, tiny_model, tmp_path):
     installed("vllm")
     trace = tmp_path / "trace.csv"

@@ -27,6 +27,7 @@ def ask(url: str, model: str) -> list[int]:
     return completion["choices"][0]["token_ids"]
 
 
+@pytest.mark.weekly
 def test_prism_serves_two_models_in_one_place(started_serve, installed, tiny_model, tmp_path):
     installed("vllm")
     models = [tmp_path / name for name in ("alpha", "beta")]

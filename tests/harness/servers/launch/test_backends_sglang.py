@@ -277,6 +277,7 @@ def test_sglang_without_a_policy_has_no_hooks(sglang):
     assert _inside(sglang, code).stdout.strip() == "0"
 
 
+@pytest.mark.weekly
 def test_sglang_without_a_hooked_method_does_not_start(sglang):
     code = (
         "from sglang.srt.managers.scheduler import Scheduler; del Scheduler.run_batch; "
@@ -288,6 +289,7 @@ def test_sglang_without_a_hooked_method_does_not_start(sglang):
     assert "Scheduler.run_batch is gone" in done.stderr
 
 
+@pytest.mark.weekly
 def test_sglang_with_an_unsupported_policy_does_not_start(sglang):
     code = "from sglang.srt.plugins import load_plugins; load_plugins(); print('started')"
     done = _inside(sglang, code, system_name="vllm-swap")
@@ -367,6 +369,7 @@ def test_policies_of_papers_order_the_queue_and_keep_answers(sglang, model, tmp_
     assert [client.output_ids(ask.rid) for ask in asks] == greedy(sglang, model, asks)
 
 
+@pytest.mark.weekly
 def test_edf_retracts_the_latest_deadline_and_keeps_answers(sglang, model, scarce_edf):
     # SGLang would retract whoever has given the fewest tokens: the urgent one, who comes last.
     # Three cannot be held to their ends, nor two; one can.

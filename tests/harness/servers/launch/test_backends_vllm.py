@@ -211,6 +211,7 @@ def test_policy_that_raises_fails_its_request_only(up):
         assert server.server.tally()["policy_errors"] >= 1
 
 
+@pytest.mark.weekly
 def test_unpatched_vllm_serves_by_arrival(up):
     with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
         queue_up(server, ever_earlier(), SHORT_TOKENS)
@@ -251,6 +252,7 @@ def test_recomputed_requests_answer_as_undisturbed_ones(scarce_edf):
     assert prefilled_tokens(steps) > 10 * 100
 
 
+@pytest.mark.weekly
 def test_prism_queue_serves_a_late_request_last(up):
     """Earliest deadline first would begin with it."""
     due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
@@ -345,6 +347,7 @@ def test_load_generator_records_dropped_and_rejected_requests(strict):
     assert measurement.columns.output_tokens.tolist() == [5, 0, 0]
 
 
+@pytest.mark.weekly
 def test_policy_missing_in_the_server_is_an_error(up):
     stock = "--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler"
     with pytest.raises(ServerError, match="the policy edf is not in it"), up("edf", stock):
