@@ -86,7 +86,8 @@ def test_run_on_two_nodes_equals_one_process(tmp_path, lose):
 
 
 @needs_ray
-@pytest.mark.parametrize("lose", [pytest.param(False, marks=pytest.mark.weekly), True])
+@pytest.mark.weekly
+@pytest.mark.parametrize("lose", [False, True])
 def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
     searched = Experiment(systems=["vllm", "sarathi", "orca"], requests=200, seeds=3)
     options = CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=10_000)
@@ -107,7 +108,8 @@ def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
 
 
 @needs_ray
-@pytest.mark.parametrize("lose", [pytest.param(False, marks=pytest.mark.weekly), True])
+@pytest.mark.weekly
+@pytest.mark.parametrize("lose", [False, True])
 def test_tune_on_two_nodes_equals_one_process(tmp_path, lose):
     grid = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
     settings = TuneSettings(search=grid, trials=6, tolerance=0.3, sampler="grid")

@@ -152,6 +152,7 @@ def worth(rows):
     return outcomes
 
 
+@pytest.mark.weekly
 def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
     alone = tune(EXPERIMENT, SETTINGS, tmp_path / "alone").study
     file = tmp_path / "asked.toml"

@@ -170,7 +170,13 @@ def test_torch_run_validate_writes_validation_json(tmp_path: Path) -> None:
     assert "not replayed with its own step times: iteration 1 of" in " ".join(again.output.split())
 
 
-@pytest.mark.parametrize("system", ["vllm-swap", "adaptivellm", "sglang"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        *(pytest.param(name, marks=pytest.mark.weekly) for name in ("vllm-swap", "sglang")),
+        "adaptivellm",
+    ],
+)
 def test_validate_replays_the_decisions_of_a_run_under_pressure(
     tmp_path: Path, system: str
 ) -> None:
