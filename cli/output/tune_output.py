@@ -85,13 +85,11 @@ def print_tuning(tuning: Mapping[str, Any], folder: Path) -> None:
     """Print what a tuning run tested, and what it found."""
     from ...reports.pages.tuning import tuning_text
     from ...reports.terminal.experiment_lines import lines_of_settings
-    from ...reports.terminal.screen import Screen
     from .console import print_result
 
     settings = folder / TUNING
-    if settings.is_file():
-        print_result(Screen(lines_of_settings(settings.read_text("utf-8", errors="replace"))))
-    print_result(tuning_text(tuning))
+    text = settings.read_text("utf-8", errors="replace") if settings.is_file() else ""
+    print_result(tuning_text(tuning, lines_of_settings(text)))
 
 
 Watch = Callable[["TuneProgress"], None]

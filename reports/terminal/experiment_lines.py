@@ -44,7 +44,7 @@ def experiment_lines(
     tables = [table for run in runs if (table := _table(run)) is not None]
     models = _named([f"{name}" for name in dict.fromkeys(cells["model"])], "models")
     hardware = " and ".join(_gpus(cells, str(gpu)) for gpu in dict.fromkeys(cells["gpu"]))
-    slos = list(dict.fromkeys(text for table in tables for text in _slos(table)))
+    slos = list(dict.fromkeys(text for table in tables for text in slo_texts(table)))
     lines = [
         f"{origin(cells)}: {models} on {hardware}",
         f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
@@ -74,7 +74,7 @@ def lines_of_settings(experiment_toml: str) -> list[str]:
     return [
         f"{origin_text}: {models} on {f'{count} × ' if isinstance(count, int) else ''}{gpus}",
         f"workload: {_named(workloads, 'workloads')}",
-        f"SLO: {_named(list(_slos(table)), 'SLOs')}",
+        f"SLO: {_named(list(slo_texts(table)), 'SLOs')}",
         f"{runs} of {' or '.join(lengths)}" if lengths else runs,
     ]
 
@@ -96,7 +96,8 @@ def _gpus(cells: pd.DataFrame, gpu: str) -> str:
     return f"{low} × {gpu}" if low == high else f"{low} to {high} × {gpu}"
 
 
-def _slos(table: Mapping[str, Any]) -> Iterator[str]:
+def slo_texts(table: Mapping[str, Any]) -> Iterator[str]:
+    """Each SLO of an experiment's settings in words, times its scale."""
     scales = [f"{scale:g} × " if scale != 1 else "" for scale in listed(table.get("slo_scale", 1))]
     for slo in listed(table.get("slo", "")):
         with contextlib.suppress(SloBenchError):
