@@ -25,7 +25,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
-from .progress import DESCRIPTION, display
+from .progress import DESCRIPTION, display, phase
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 
@@ -165,13 +165,16 @@ def print_runs(runs: Sequence[RunResults], *, verbose: bool) -> None:
     from ...reports.terminal.run_details import run_details
     from .console import print_lines, print_result
 
-    cells = combine(runs)
+    with phase("making the tables"):
+        cells = combine(runs)
+        answer = run_screen(runs, cells)
+        details = run_details(cells) if verbose else []
+        beside = decisions_page.simulated_in(runs) if verbose else []
+    for screen in details:
+        print_result(screen)
     if verbose:
-        beside = decisions_page.beside_sentences(decisions_page.simulated_in(runs))
-        for screen in run_details(cells):
-            print_result(screen)
-        print_lines(*beside, "")
-    print_result(run_screen(runs, cells))
+        print_lines(*decisions_page.beside_sentences(beside), "")
+    print_result(answer)
 
 
 def print_searches(

@@ -174,13 +174,16 @@ def _span(values: pd.Series[Any], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def deciding_settings(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, str]:
-    """`chunk 512` by the name of a simulated system: the setting that decides how it does.
+def deciding_settings(
+    runs: Sequence[RunResults], cells: pd.DataFrame
+) -> dict[tuple[int, str], str]:
+    """`chunk 512` by the run's place and the name of a simulated system: the setting that decides
+    how it does there.
 
     Systems whose setting is swept (their series say it), and those not known here, are left out.
     """
-    settings: dict[str, str] = {}
-    for run in runs:
+    settings: dict[tuple[int, str], str] = {}
+    for folder, run in enumerate(runs):
         try:
             experiment = ExperimentSchema(**parse_toml(run.experiment_toml))
             if experiment.backend != "simulated" or experiment.variants:
@@ -190,14 +193,14 @@ def deciding_settings(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[s
                 for parameter, value in system.parameters().items():
                     word = _DECIDING.get(parameter)
                     if word and value and f"{system.name}.{parameter}" not in cells:
-                        settings.setdefault(system.name, f"{word}\xa0{value:,}")
+                        settings[folder, system.name] = f"{word}\xa0{value:,}"
                         break
         except (SloBenchError, tomllib.TOMLDecodeError):
             continue
     return settings
 
 
-def settings_note(settings: Mapping[str, str]) -> str:
+def settings_note(settings: Mapping[tuple[int, str], str]) -> str:
     """`chunk of prompt tokens in a step, batch of requests`; empty without settings."""
     words = dict.fromkeys(text.partition("\xa0")[0] for text in settings.values())
     return ", ".join(f"{word} of {_UNITS[word]}" for word in words)

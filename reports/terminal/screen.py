@@ -194,7 +194,7 @@ def _widths(
     widths = [
         _longest([columns[place].head, *lines]) for place, lines in zip(shown, cells, strict=True)
     ]
-    for cut in (str.split, _pieces):
+    for cut in (_words, _pieces):
         least_heads = [_longest(cut(columns[place].head)) for place in shown]
         least = [max(pair) for pair in zip(least_heads, map(_longest, cells), strict=True)]
         _shrink(widths, least, room)  # heads first
@@ -218,9 +218,13 @@ def _shrink(widths: list[int], least: Sequence[int], room: int) -> None:
         widths[max(wider, key=widths.__getitem__)] -= 1
 
 
+def _words(text: str) -> list[str]:
+    return text.split(" ")
+
+
 def _pieces(text: str) -> list[str]:
     """Words, and the parts of long ones, which end after hyphens, slashes and dots."""
-    words = text.split(" ")
+    words = _words(text)
     parts = (re.split(r"(?<=[-/_.])", word) if len(word) > _LONG_WORD else [word] for word in words)
     return [piece for pieces in parts for piece in pieces]
 

@@ -34,3 +34,16 @@ def test_unbroken_column_keeps_its_words_in_one_line():
 
 def test_screen_without_anything_prints_nothing():
     assert printed(Screen(())) == ""
+
+
+def test_columns_are_as_wide_as_words_that_a_no_break_space_holds_together():
+    columns = [Column("a name", words=True), Column("US$\xa0per\xa01,000 in\xa0SLO")]
+    lines = printed(Screen((), columns, [Group([["words and words", "$0.1"]])]), 24).splitlines()
+    assert lines[0].endswith("US$ per 1,000")
+    assert max(map(len, lines)) <= 24
+
+
+def test_widest_column_of_words_is_broken_first():
+    columns = [Column("a", words=True), Column("b", words=True)]
+    rows = [["two words", "some more words than there is room for"]]
+    assert printed(Screen((), columns, [Group(rows)]), 30).splitlines()[2].startswith("two words")
