@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.console import Group as Renderables
 from rich.segment import Segment
@@ -65,6 +67,11 @@ def _write(console: Console, lines: Iterable[object]) -> None:
             if line is not None:
                 text = for_terminal(str(line)) if console.is_terminal else str(line)
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error; on a terminal in lines that end between words."""
+    typer.echo(for_terminal(text) if sys.stderr.isatty() else text, err=True)
 
 
 def for_terminal(text: str) -> str:

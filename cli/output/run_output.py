@@ -32,6 +32,8 @@ _LONG_S = 120.0  # CPU time from which on the estimate is printed
 
 def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
+    from .console import tell
+
     out, cluster = execution.out, execution.cluster
     folder = new_folder(experiment.name) if out is None else out
     if experiment.backend == TORCH:
@@ -46,9 +48,9 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     size.check()
     simulated = experiment.backend == SIMULATED
     for note in file_notes(experiment) + (deployment_notes(experiment) if simulated else []):
-        typer.echo(note, err=True)
+        tell(note)
     if simulated and size.cpu_s >= _LONG_S:
-        typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
+        tell(f"about {size.text} {gib(size.memory_bytes)} of memory")
 
     def way_on() -> str:
         if not last.finished:
@@ -74,7 +76,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
                         status.begin(progress.note or "the cells run")
                 if progress.note:
                     passed_s = time.monotonic() - begin_s
-                    typer.echo(f"{passed_s:.0f} s: {progress.note}", err=True)
+                    tell(f"{passed_s:.0f} s: {progress.note}")
 
             begin_s = time.monotonic()
             result = experiment.run(

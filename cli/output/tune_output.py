@@ -38,7 +38,7 @@ def tuned(
     from ...reports.pages.tuning import write_tuning
     from ...tuner.search.tuning_run import tune
     from ..options.declared import pool_of
-    from .console import print_lines, result_line
+    from .console import print_lines, result_line, tell
 
     folder = study_options.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     begin_s = time.monotonic()
@@ -57,8 +57,8 @@ def tuned(
             progress=watch,
             confirming=confirming,
             ended=ended,
-            warn=lambda line: typer.echo(f"warning: {line}", err=True),
-            say=lambda line: typer.echo(f"{time.monotonic() - begin_s:.0f} s: {line}", err=True),
+            warn=lambda line: tell(f"warning: {line}"),
+            say=lambda line: tell(f"{time.monotonic() - begin_s:.0f} s: {line}"),
             pool=pool,
             jobs=None if pool is None else jobs,
         )

@@ -41,10 +41,6 @@ def test_last_screen_names_what_was_tested_and_has_the_width_of_a_terminal(name)
     assert not any(unicodedata.category(c) == "Cc" for line in lines for c in line)
 
 
-def test_default_run_fits_a_terminal_of_24_lines():
-    assert (SCREENS / "run.txt").read_text("utf-8").startswith("$ slo-bench run\n")
-
-
 def test_index_links_every_last_screen():
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     assert all(f"(images/terminal/{name}.txt)" in index for name in script.COMMANDS)
