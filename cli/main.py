@@ -166,10 +166,9 @@ def _exit_code(error: BaseException) -> int:
         error = import_failure(error) or error
     error = _policy_fault(error) or error
     if isinstance(error, SloBenchError):
-        from .output.console import for_terminal, harmless
+        from .output.console import harmless, tell
 
-        message = f"error: {harmless(str(error))}"
-        typer.echo(for_terminal(message) if sys.stderr.isatty() else message, err=True)
+        tell(f"error: {harmless(str(error))}")
         return 2
     if isinstance(error, MemoryError):
         typer.echo("error: memory is exhausted; use fewer requests, cells or --jobs", err=True)

@@ -422,7 +422,7 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
         ]
         rows.append((_row_name(spec.rows, key), *texts))
     lines = _markdown((_label(spec.columns), *map(_value, heads)), rows)
-    note = "*: not stationary. " * drifts
+    note = "*: overloaded. " * drifts
     return "\n".join([*lines, "", f"{note}{_source(results / spec.suite)}"])
 
 

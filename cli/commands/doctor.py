@@ -77,7 +77,12 @@ def _print(findings: list[Finding]) -> None:
         mark, style = marks[finding.state]
         text = finding.found + (f"\nrepair: {finding.mend}" if finding.mend else "")
         rows.append((Text(mark, style=style), finding.check, text))
-    print_result(text_table(("", "", ""), rows, show_header=False))
+    broken = [finding.check for finding in findings if finding.state == "broken"]
+    missing_checks = [finding.check for finding in findings if finding.state == "missing"]
+    verdict = f"broken: {', '.join(broken)}" if broken else "what slo-bench needs is here"
+    optional = f"; optional and missing: {', '.join(missing_checks)}" if missing_checks else ""
+    print_result(text_table(("", " ", "  "), rows, unbroken=(" ",)))
+    print_result(Text(f"{verdict}{optional}", style="bold"))
 
 
 def examine() -> Iterator[Finding]:

@@ -51,7 +51,8 @@ def gate(
     from ...reports.compare.comparing import judge_comparison, parse_regression
     from ...reports.compare.output import judgement_markdown, not_comparable_markdown
     from ...reports.compare.results import NotComparableError
-    from ..output.console import print_lines
+    from ...reports.terminal.screen import Screen
+    from ..output.console import print_result
 
     bound = parse_regression(max_regression)
     try:
@@ -71,7 +72,7 @@ def gate(
     if as_json:
         typer.echo(json.dumps(_json(comparison, judgement), allow_nan=False, ensure_ascii=False))
     else:
-        print_lines(*_lines(comparison, judgement))
+        print_result(Screen(comparison.a.tested), *_lines(comparison, judgement))
     if not judgement.passed:
         raise typer.Exit(1)
 
@@ -86,6 +87,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     )
 
     lines = failed_lines(compared)
+    lines += [f"note: {line}" for line in note_lines(compared)]
     lines += [f"FAIL  {_regression_text(regression)}" for regression in judgement.regressions]
     lines += [
         f"warn  {_regression_text(regression)}: "
@@ -98,7 +100,6 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     ]
     limit = f"{100 * judgement.max_regression:g} %"
     lines += [headline(compared), *differing_lines(compared)]
-    lines += [f"note: {line}" for line in note_lines(compared)]
     lines.append(
         f"passed: nothing is significantly worse by more than {limit}"
         if judgement.passed

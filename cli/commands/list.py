@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,6 @@ _BRIEFLY = {
     "systems": ("name", "description"),
     "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
 }
-
-
-_HEAD_WIDTH = 12  # characters
 
 
 def list_names(
@@ -86,7 +82,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
-    heads = {c: textwrap.fill(c.replace("_", " "), _HEAD_WIDTH) for c in entries[0]}
+    heads = {c: c.removeprefix("checkpoint_").replace("_", " ") for c in entries[0]}
     numbers = [
         head
         for column, head in heads.items()
@@ -106,8 +102,7 @@ def _show_whole(entry: Entry) -> None:
         for column, value in entry.items()
         if column not in ("parameters", "counters")
     ]
-    grid = {"show_header": False, "padding": (0, 2), "collapse_padding": True}
-    _print(("name", ""), rows, unbroken=("name",), **grid)
+    _print(("", " "), rows, unbroken=("",))
 
 
 def _show_parameters(name: str) -> None:

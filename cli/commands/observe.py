@@ -88,7 +88,8 @@ def observe(
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import observed
     from ...harness.servers.server_kinds import metrics_by_server
-    from ...reports.terminal.screen import Screen
+    from ...reports.terminal.experiment_lines import slo_texts
+    from ...reports.terminal.observe_answer import observe_screen
     from ...tuner.planning.headroom import headroom_of
     from ..options.experiment_options import experiment_of
     from ..options.like import with_like
@@ -128,7 +129,8 @@ def observe(
     if as_json:
         typer.echo(json.dumps(_json(server, headroom, unseen), allow_nan=False))
         return
-    print_result(Screen([*_lines(server), *_headroom_lines(server, headroom, unseen)]))
+    slos = slo_texts({"slo": experiment.slo, "slo_scale": experiment.slo_scale})
+    print_result(observe_screen(server, list(slos), headroom, unseen))
     if out is not None:
         typer.echo(f"profile, requests and experiment: {out}")
     if files:
@@ -283,70 +285,6 @@ def _unseen_limit(server: ObservedServer, experiment_options: Given) -> str | No
     sets = {text.partition("=")[0].rpartition(".")[2] for text in experiment_options.sets}
     has_limit = server.most_sequences is not None or name in sets
     return None if has_limit or not name or "systems" in experiment_options.settings else name
-
-
-def _lines(server: ObservedServer) -> list[str]:
-    from ...reports.figures.figure import seconds_text
-    from ...workloads.lengths import mean_tokens
-
-    last, (kv_mean, kv_peak) = server.last, server.kv_usage
-    prompt, output = (mean_tokens(server.lengths(kind)) for kind in ("prompt", "output"))
-    ttft, itl, e2e = (seconds_text(server.mean_s(metric)) for metric in ("ttft", "itl", "e2e"))
-    share = server.cached_share
-    cached = "an unknown share" if share is None else f"{share:.0%}"
-    burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
-    return [
-        f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
-        f"load       {server.arrival_rps:.3g} req/s{burst}; prompts {prompt:.0f} tokens, answers "
-        f"{output:.0f} in the mean",
-        f"latencies  TTFT {ttft}, between tokens {itl}, whole {e2e} in the mean",
-        f"server     {server.mean('running'):.1f} run in the mean, {server.peak('running'):.0f} at "
-        f"most; {server.peak('waiting'):.0f} waited at most; KV {kv_mean:.0%}, peak {kv_peak:.0%}",
-        f"           {cached} of prompt tokens from the prefix cache; "
-        f"{server.total('preemptions'):.0f} preemptions",
-    ]
-
-
-def _headroom_lines(
-    server: ObservedServer, headroom: Headroom | None, unseen: str | None
-) -> list[str]:
-    from ...reports.figures.figure import rate_text
-
-    if headroom is None:
-        return [
-            f"capacity   not simulated: no request waited, so the batch's limit ({unseen}) was not "
-            f"seen; give the server's: --set\xa0{unseen}=N",
-            *(f"note: {note}" for note in server.notes),
-        ]
-    lines = []
-    low, high = headroom.band_rps
-    capacity = headroom.capacity
-    carried = (
-        "not found"
-        if capacity.capacity_rps is None
-        else f"{rate_text(capacity.capacity_rps)} req/s"
-    )
-    lines.append(
-        f"capacity   {carried} with {capacity.target:.0%} in SLO (simulated); likely in reality "
-        f"{rate_text(low)} to {rate_text(high)}"
-    )
-    if headroom.headroom is not None:
-        lowest, highest = headroom.headroom_band
-        lines.append(
-            f"headroom   {headroom.headroom:+.0%}, between {lowest:+.0%} and {highest:+.0%}"
-        )
-    for change in headroom.changes:
-        mark = "  batches larger than seen" if change.unseen else ""
-        lines.append(
-            f"change     {change.gain - 1:+.0%} [{change.gain_low - 1:+.0%}, "
-            f"{change.gain_high - 1:+.0%}]  {change.what}{mark}"
-        )
-    safest = headroom.next_change
-    if safest is None:
-        lines.append(f"next       {headroom.no_change_because}")
-    else:
-        lines.append(f"next       {safest.what}: {safest.how}")
-    return [*lines, *(f"note: {note}" for note in headroom.notes)]
 
 
 def _json(server: ObservedServer, headroom: Headroom | None, unseen: str | None) -> dict[str, Any]:

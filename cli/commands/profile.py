@@ -15,7 +15,7 @@ from ...workloads.parsing import finite, plain_fields
 from ..options.declared import PEER_LINK
 from ..options.from_schema import with_options
 from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
-from ..output.console import RULED, terminal, text_table
+from ..output.console import print_result, text_table
 from ..output.progress import phase
 from .profile_calibrate import CALIBRATES, profile_calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
@@ -24,6 +24,7 @@ from .profile_run import RUNS, link_line, links_shown, profile_run
 if TYPE_CHECKING:
     from ...predictors.profiles.fit_profile import ProfileFitQuality
     from ...predictors.profiles.profile_format import Profile
+    from ...reports.terminal.screen import Screen
 
 _IMPORTS = (
     "slo-bench profile import llmservingsim profiles/RTX4090-Llama-3.1-8B-bf16-tp1 --out 4090.toml",
@@ -87,7 +88,7 @@ def import_(
     if add:
         profile = read_profile(out).joined(profile)
     written = write_profile(profile, out, tables)
-    terminal().print(_summary(profile))
+    print_result(_summary(profile))
     typer.echo(str(written))
 
 
@@ -103,11 +104,9 @@ def show(
     if as_json:
         typer.echo(json.dumps(_plain(read), allow_nan=False))
         return
-    console = terminal()
-    console.print(_summary(read))
-    samples = _samples(read)
-    if samples:
-        console.print(_sample_table(samples))
+    print_result(_summary(read))
+    if samples := _samples(read):
+        print_result(_sample_table(samples))
 
 
 @app.command(epilog=epilog(_FITS))
@@ -145,13 +144,13 @@ def fit(
         rows = [plain_fields(q) | {"best": q.formula == best} for q in profile_fit.qualities]
         typer.echo(json.dumps(rows))
         return
-    terminal().print(_quality_table(list(profile_fit.qualities), profile_fit.profile))
+    print_result(_quality_table(list(profile_fit.qualities), profile_fit.profile))
     links_shown(profile_fit.profile)
     if written is not None:
         typer.echo(str(written))
 
 
-def _summary(profile: Profile) -> Any:
+def _summary(profile: Profile) -> Screen:
     from ...predictors.profiles.formulas import available
 
     rows = [
@@ -181,7 +180,7 @@ def _summary(profile: Profile) -> Any:
     used = profile.best or (
         formulas[0] if formulas else "nothing yet (attention or a fit is missing)"
     )
-    return text_table(("", ""), [*rows, ("used", used)], show_header=False, padding=(0, 2, 0, 0))
+    return text_table(("", " "), [*rows, ("used", used)], unbroken=("",))
 
 
 def _ranges(table: Any) -> str:
@@ -217,13 +216,13 @@ def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     return samples if models else []
 
 
-def _sample_table(samples: list[tuple[str, dict[str, float]]]) -> Any:
+def _sample_table(samples: list[tuple[str, dict[str, float]]]) -> Screen:
     rows = [
         (label, *(f"{1e3 * seconds:.2f}" for seconds in times.values())) for label, times in samples
     ]
     heads = ("step", *samples[0][1])
     title = "Step times without host overhead, ms"
-    return text_table(heads, rows, numbers=heads[1:], title=title, **RULED)
+    return text_table(heads, rows, numbers=heads[1:], title=title)
 
 
 def _plain(profile: Profile) -> dict[str, Any]:
@@ -251,7 +250,7 @@ def _plain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _quality_table(qualities: list[ProfileFitQuality], profile: Profile) -> Any:
+def _quality_table(qualities: list[ProfileFitQuality], profile: Profile) -> Screen:
     def percent(value: float) -> str:
         return f"{value:.1f} %" if math.isfinite(value) else "–"
 
@@ -266,4 +265,4 @@ def _quality_table(qualities: list[ProfileFitQuality], profile: Profile) -> Any:
         for q in qualities
     ]
     title = f"{profile.label}: error of step times"
-    return text_table(("formula", *numbers, ""), rows, numbers=numbers, title=title, **RULED)
+    return text_table(("formula", *numbers, ""), rows, numbers=numbers, title=title)

@@ -7,19 +7,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..options.declared import PEER_LINK
 from ..options.from_schema import with_options
 from ..options.parameters import CELL, OUT, argument, flag, option
-from ..output.console import RULED, terminal, text_table
+from ..output.console import print_result, text_table
 from .validate import Engine
 
 if TYPE_CHECKING:
     from ...harness.validation.calibration.calibrate import Calibrated
     from ...predictors.profiles.calibration import Calibration
+    from ...reports.terminal.screen import Screen
 
 CALIBRATES = (
     "slo-bench profile calibrate requests.jsonl --profile 4090.toml --out 4090-here.toml",
@@ -74,10 +75,8 @@ def profile_calibrate(
     if as_json:
         typer.echo(json.dumps(calibrated.calibration.plain(), allow_nan=False))
         return
-    terminal().print(_table(calibrated))
-    for line in (*_lines(calibrated.calibration), *(f"note: {note}" for note in calibrated.notes)):
-        typer.echo(line)
-    typer.echo(str(written))
+    notes = (f"note: {note}" for note in calibrated.notes)
+    print_result(_table(calibrated), *notes, *_lines(calibrated.calibration), written)
 
 
 def _is_table(path: Path) -> bool:
@@ -85,17 +84,15 @@ def _is_table(path: Path) -> bool:
     return path.is_file() and path.suffix != ".jsonl" and path.parent.name != "requests"
 
 
-def _table(calibrated: Calibrated) -> Any:
-    from rich.text import Text
-
+def _table(calibrated: Calibrated) -> Screen:
     calibration = calibrated.calibration
-    title = Text(f"{calibrated.profile.label}: {', '.join(calibration.origin)}")
+    title = f"{calibrated.profile.label}: {', '.join(calibration.origin)}"
     heads = ("tokens of a step", "factor on linear layers")
     rows = [
         (f"{tokens:,.0f}", f"{factor:.3f}")
         for tokens, factor in zip(calibration.tokens, calibration.factors, strict=True)
     ]
-    return text_table(heads, rows, numbers=heads, title=title, **RULED)
+    return text_table(heads, rows, numbers=heads, title=title)
 
 
 def _lines(calibration: Calibration) -> Iterator[str]:

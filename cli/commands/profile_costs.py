@@ -17,6 +17,7 @@ from ..output.progress import counted
 if TYPE_CHECKING:
     from ...predictors.costs.fit_costs import CostFit, CostFitQuality
     from ...predictors.profiles.profile_format import Profile
+    from ...reports.terminal.screen import Screen
 
 LIKE = ("adaptivellm",)
 
@@ -74,12 +75,9 @@ def fit_costs_like(
     if as_json:
         typer.echo(json.dumps(_plain(cost_fit), allow_nan=False))
         return
-    from ..output.console import terminal
+    from ..output.console import print_result
 
-    console = terminal()
-    console.print(_table(cost_fit, read))
-    for line in _lines(cost_fit):
-        console.print(line, highlight=False)
+    print_result(_screen(cost_fit, read))
     if out is not None and not dry_run:
         typer.echo(str(out))
 
@@ -91,8 +89,8 @@ def _degrees(text: str) -> tuple[int, ...]:
         raise SloBenchError(f"--degrees {text!r} must be whole numbers, such as 1,2,3") from None
 
 
-def _table(cost_fit: CostFit, profile: Profile) -> Any:
-    from ..output.console import RULED, text_table
+def _screen(cost_fit: CostFit, profile: Profile) -> Screen:
+    from ...reports.terminal.screen import Column, Group, Screen
 
     title = f"{profile.label}: step times, {cost_fit.rows:,} rows, mean error held out"
     numbers = ("random %", "whole %", "beyond %", "train s", "call µs")
@@ -103,15 +101,18 @@ def _table(cost_fit: CostFit, profile: Profile) -> Any:
         times = f"{q.train_s:.2f}", f"{1e6 * q.call_s:,.0f}"
         kept = "kept" if q is cost_fit.best else ""
         rows.append(
-            (setting.regressor, setting.target, setting.scale, setting.degree, *shown, *times, kept)
+            (
+                *map(str, (setting.regressor, setting.target, setting.scale, setting.degree)),
+                *(*shown, *times, kept),
+            )
         )
-    heads = ("regressor", "learns", "of", "degree", *numbers, "")
-    whole: dict[str, Any] = {"numbers": numbers, "unbroken": ("regressor", "learns", "call µs", "")}
-    return text_table(heads, rows, title=title, **whole, **RULED, padding=(0, 1, 0, 0))
+    words = [Column(head, words=True) for head in ("regressor", "learns", "of", "degree")]
+    columns = [*words, *map(Column, numbers), Column("", words=True)]
+    return Screen([title], columns, [Group(rows)], *_notes_and_answer(cost_fit))
 
 
-def _lines(cost_fit: CostFit) -> list[str]:
-    """Return text lines with the accuracy of the grid and of the swap costs."""
+def _notes_and_answer(cost_fit: CostFit) -> tuple[list[str], list[str]]:
+    """What the heads mean; then the accuracy of the grid and of the swap costs."""
     grid, swap = cost_fit.grid_quality, cost_fit.swap
     shape = " x ".join(str(n) for n in cost_fit.grid.step_s.shape)
     error = f", {_percent(swap.held_out_percent)} off on copies held out" if swap.measured else ""
@@ -119,10 +120,12 @@ def _lines(cost_fit: CostFit) -> list[str]:
     def speed(direction: Any) -> str:
         return f"{1e6 * direction.latency_s:.0f} µs + {1e6 * direction.s_per_token:.2f} µs a token"
 
-    return [
+    notes = [
         "random: a fifth of the rows kept out; whole: whole batch sizes and lengths kept out; "
         "beyond: the outer half of the range. Learns: seconds as published, or their ratio to what "
         "the operators would take; of raw features as published, or of their logarithms.",
+    ]
+    return notes, [
         f"grid of the best, {shape} (tokens x sequences x KV tokens each): "
         f"{_percent(grid.random_percent)} at random, {_percent(grid.whole_percent)} on whole "
         f"sizes, {1e6 * grid.call_s:.1f} µs a lookup",

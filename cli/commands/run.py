@@ -93,12 +93,11 @@ def run(
         rows = [row for level in levels for row in level.rows()] if validate else result.rows()
         typer.echo(json.dumps(rows, allow_nan=False))
     else:
-        with phase("making the tables"):
-            summarise(result, page, verbose=verbose)
+        if levels:
+            from ...reports.pages.validation import levels_text
+
+            print_result(levels_text(levels))
+        summarise(result, page, verbose=verbose)
     if problem is not None:
         raise problem
-    if levels and not as_json:
-        from ...reports.pages.validation import levels_text
-
-        print_result(levels_text(levels))
     check_results(result)

@@ -15,8 +15,6 @@ from ...workloads.errors import SloBenchError
 from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ...harness.validation.load_generator_selftest import SelfTest, SelfTestLevel
 
 EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search --json")
@@ -69,14 +67,11 @@ def _as_table(report: SelfTest) -> dict[str, object]:
 
 
 def _show(report: SelfTest) -> None:
-    from ..output.console import terminal, text_table
+    from ...reports.terminal.screen import Column, Group, Screen
+    from ..output.console import print_result
 
-    title = "Measured minus true, in milliseconds; against a mock server on this machine"
-    numbers = (
-        *("req/s", "tokens", "TTFT p50", "p99", "token p50", "p99", "late p99", "CPU ms", "MB"),
-        "procs",
-    )
-    rows: list[tuple[object, ...]] = []
+    heads = ("req/s", "tokens", "TTFT p50", "p99", "token p50", "p99", "late p99", "CPU ms", "MB")
+    rows = []
     for level in report.levels:
         seconds = (
             level.ttft_error_p50_s,
@@ -88,29 +83,36 @@ def _show(report: SelfTest) -> None:
         )
         times = (f"{value * 1e3:.2f}" for value in seconds)
         size, mark = f"{level.peak_rss_bytes / 1e6:.0f}", "" if level.truthful else "✗"
-        rows.append((f"{level.rate_rps:g}", level.tokens, *times, size, level.processes, mark))
-    console = terminal()
-    console.print(
-        text_table((*numbers, ""), rows, numbers=numbers, title=title, title_justify="left")
-    )
-    for level in report.levels:
-        if not level.truthful:
-            console.print(f"✗ {level.rate_rps:g} req/s: {level.problem}", highlight=False)
+        rate, tokens, processes = f"{level.rate_rps:g}", f"{level.tokens}", f"{level.processes}"
+        rows.append((rate, tokens, *times, size, processes, mark))
+    problems = [
+        f"✗ {level.rate_rps:g} req/s: {level.problem}"
+        for level in report.levels
+        if not level.truthful
+    ]
     costs = f"{report.request_cpu_s * 1e3:.2f} ms a request and {report.token_cpu_s * 1e6:.1f} µs"
-    console.print(f"Client CPU: {costs} a token.", highlight=False)
-    _show_beside_server(report, console)
-    if report.highest_rps is None:
-        console.print("No level was true: is the machine busy with something else?")
-    else:
-        more = " or more" if report.at_the_end else ""
-        answers = f"with {report.levels[-1].tokens} tokens an answer"
-        console.print(
-            f"This machine sends {report.highest_rps:g}{more} req/s {answers} truthfully.",
-            highlight=False,
+    columns = [*map(Column, heads), Column("procs", optional=True), Column("", words=True)]
+    print_result(
+        Screen(
+            ["Measured minus true, in milliseconds; against a mock server on this machine"],
+            columns,
+            [Group(rows)],
+            [*problems, f"Client CPU: {costs} a token."],
+            [_beside_server_text(report), _highest_text(report)],
         )
+    )
 
 
-def _show_beside_server(report: SelfTest, console: Console) -> None:
+def _highest_text(report: SelfTest) -> str:
+    """Which rate this machine sends truthfully."""
+    if report.highest_rps is None:
+        return "No level was true: is the machine busy with something else?"
+    more = " or more" if report.at_the_end else ""
+    answers = f"with {report.levels[-1].tokens} tokens an answer"
+    return f"This machine sends {report.highest_rps:g}{more} req/s {answers} truthfully."
+
+
+def _beside_server_text(report: SelfTest) -> str:
     """Which rates are true while a server on this machine computes."""
     share = report.cores
     if share.server:
@@ -126,4 +128,4 @@ def _show_beside_server(report: SelfTest, console: Console) -> None:
         verdict = f"no rate is true; at {last.rate_rps:g} req/s: {last.problem}"
     else:
         verdict = f"true up to {highest:g} req/s; at {last.rate_rps:g} req/s: {last.problem}"
-    console.print(f"Beside a server that computes {places}: {verdict}.", highlight=False)
+    return f"Beside a server that computes {places}: {verdict}."

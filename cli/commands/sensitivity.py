@@ -63,11 +63,8 @@ def sensitivity(
     One quantity is changed at a time, over a range; the result names the values at which two
     systems change rank.
     """
-    from rich.console import Group
-
     from ...reports.pages import sensitivity_page as shown
     from ...reports.terminal.experiment_lines import lines_of_settings
-    from ...reports.terminal.screen import Screen
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
     from ..options.experiment_options import experiment_of
     from ..output.progress import counted
@@ -85,12 +82,12 @@ def sensitivity(
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
         sensitivity_study = study(cells, _axes(perturb), ranked, progress=progress)
-    tested = Screen(lines_of_settings(experiment.to_toml()))
+    tested = lines_of_settings(experiment.to_toml())
     output.show(
         sensitivity_study,
         shown.write_sensitivity,
         shown.sensitivity_json,
-        lambda shown_study: Group(tested, *shown.sensitivity_text(shown_study).renderables),
+        lambda shown_study: shown.sensitivity_text(shown_study, tested),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,7 @@ from ..options.parameters import OUT, argument, epilog, flag, option
 from ..output.progress import phase
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+    from ...reports.terminal.screen import Screen
     from ...workloads.base import WorkloadSource
     from ...workloads.summary import ColumnFigures, GroupFigures, WorkloadSummary
     from ...workloads.workload import Workload
@@ -71,10 +70,8 @@ def show(
     import dataclasses
     import json
 
-    from rich.markup import escape
-
     from ...workloads.summary import summarise
-    from ..output.console import terminal
+    from ..output.console import print_result
 
     loaded = _loaded(source, workload_options)
     requests, duration = workload_options.value("requests"), workload_options.value("duration_s")
@@ -97,16 +94,15 @@ def show(
         plain["origin"], plain["notes"] = loaded.origin, list(loaded.notes)
         typer.echo(json.dumps(plain, indent=2))
         return
-    console = terminal()
-    console.print(f"[bold]{escape(loaded.name)}[/]  {escape(loaded.origin)}")
-    for note in loaded.notes:
-        console.print(f"  {escape(note)}")
+    tested = [f"{loaded.name} ({loaded.origin})", *loaded.notes]
     if not loaded.has_arrivals:
         load = "closed loop" if rate is None else f"{rate:g} requests/s"
-        console.print(
-            f"  drawn: {len(workload):,} requests, {load}, seed {workload_options.value('seed')}"
+        tested.append(
+            f"drawn: {len(workload):,} requests, {load}, seed {workload_options.value('seed')}"
         )
-    _print_summary(console, summary, workload)
+    _print_histograms(workload)
+    for screen in _summary_screens(tested, summary):
+        print_result(screen)
 
 
 @app.command(epilog=epilog(_MAKES))
@@ -157,7 +153,7 @@ def fetch(
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from ...workloads import fetch as fetching
-    from ..output.console import RULED, print_result, terminal, text_table
+    from ..output.console import print_result, terminal, text_table
 
     errors = terminal(stderr=True)
     if name is None:
@@ -165,7 +161,7 @@ def fetch(
             (dataset.name, dataset.about, dataset.licence)
             for dataset in fetching.originals().values()
         ]
-        print_result(text_table(("name", "what", "licence"), rows, **{**RULED, "box": None}))
+        print_result(text_table(("name", "what", "licence"), rows, unbroken=("name",)))
         return
     original = fetching.find(name)
     with Progress(
@@ -185,42 +181,51 @@ def fetch(
     typer.echo(fetched.path)
 
 
-def _print_summary(console: Console, summary: WorkloadSummary, workload: Workload) -> None:
-    from ..output.console import text_table
+def _print_histograms(workload: Workload) -> None:
+    from ..output.console import print_lines, terminal
 
-    heads = ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max")
-    lengths = {"prompt": summary.prompt_tokens, "output": summary.output_tokens}
-    rows = [(name, *_cells(figures)) for name, figures in lengths.items()]
-    console.print(f"\n{summary.requests:,} requests")
-    console.print(text_table(("tokens", *heads), rows, numbers=heads))
-    if summary.arrivals is not None:
-        spread = ", ".join(
-            f"{value:.2f} in {window:g} s" for window, value in summary.arrivals.dispersion.items()
-        )
-        console.print(
-            f"\narrivals over {summary.arrivals.span_s:,.1f} s: "
-            f"{summary.arrivals.rate_rps:.3f} requests/s, cv of the gaps "
-            f"{summary.arrivals.gap_cv:.2f} (Poisson 1)"
-            + (f", index of dispersion {spread} (Poisson 1)" if spread else "")
-        )
-    if summary.sessions:
-        console.print(f"{summary.sessions:,} sessions")
-    if summary.prefixes is not None:
-        console.print(
-            f"shared prefixes: {summary.prefixes.token_hit_share:.1%} of prompt tokens and "
-            f"{summary.prefixes.request_hit_share:.1%} of requests find blocks of "
-            f"{summary.prefixes.block_size} tokens that came before"
-        )
-    for kind, groups in (("class", summary.classes), ("model", summary.models)):
-        if groups:
-            console.print(_groups_table(kind, groups))
+    width = max(20, min(terminal().width, 100) - 26)
     for title, column in (
         ("prompt tokens", workload.prompt_tokens),
         ("output tokens", workload.output_tokens),
     ):
-        console.print(f"\n[bold]{title}[/]")
-        for line in histogram(column.tolist(), width=max(20, min(console.width, 100) - 26)):
-            console.print(line, highlight=False)
+        print_lines(title, *histogram(column.tolist(), width=width), "")
+
+
+def _summary_screens(tested: Sequence[str], summary: WorkloadSummary) -> list[Screen]:
+    """Classes and models, if any, and then what the workload is."""
+    from ...reports.terminal.screen import Column, Group, Screen
+
+    heads = ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max")
+    lengths = {"prompt": summary.prompt_tokens, "output": summary.output_tokens}
+    rows = [(name, *_cells(figures)) for name, figures in lengths.items()]
+    columns = [Column("tokens", words=True), *map(Column, heads)]
+    groups = [("class", summary.classes), ("model", summary.models)]
+    screens = [_groups_table(kind, members) for kind, members in groups if members]
+    return [*screens, Screen(tested, columns, [Group(rows)], answer=[*_facts(summary)])]
+
+
+def _facts(summary: WorkloadSummary) -> Iterator[str]:
+    """Sentences on sessions, shared prefixes, and arrivals."""
+    sessions = f", {summary.sessions:,} sessions" if summary.sessions else ""
+    if summary.prefixes is not None:
+        yield (
+            f"shared prefixes: {summary.prefixes.token_hit_share:.1%} of prompt tokens and "
+            f"{summary.prefixes.request_hit_share:.1%} of requests find blocks of "
+            f"{summary.prefixes.block_size} tokens that came before"
+        )
+    if summary.arrivals is None:
+        yield f"{summary.requests:,} requests{sessions}"
+        return
+    spread = ", ".join(
+        f"{value:.2f} in {window:g}\xa0s" for window, value in summary.arrivals.dispersion.items()
+    )
+    yield (
+        f"{summary.requests:,} requests{sessions}, over {summary.arrivals.span_s:,.1f}\xa0s: "
+        f"{summary.arrivals.rate_rps:.3f}\xa0req/s, cv of the gaps "
+        f"{summary.arrivals.gap_cv:.2f} (Poisson 1)"
+        + (f", index of dispersion {spread} (Poisson 1)" if spread else "")
+    )
 
 
 def _cells(figures: ColumnFigures) -> list[str]:
@@ -229,7 +234,7 @@ def _cells(figures: ColumnFigures) -> list[str]:
     return [mean, f"{figures.cv:.2f}", *(f"{v:,.0f}" for v in values)]
 
 
-def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
+def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Screen:
     from ..output.console import text_table
 
     heads = ("requests", "share", "mean prompt", "mean output")
@@ -241,7 +246,7 @@ def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
         )
         for group in groups
     ]
-    return text_table((kind, *heads), rows, numbers=heads, pad_edge=True)
+    return text_table((kind, *heads), rows, numbers=heads)
 
 
 def histogram(values: list[int], width: int) -> list[str]:

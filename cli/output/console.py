@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Group as Renderables
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from ...reports.terminal.screen import Paragraph, Screen, wrapped
+from ...reports.terminal.screen import Column, Group, Paragraph, Screen, wrapped
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -68,26 +69,31 @@ def _write(console: Console, lines: Iterable[object]) -> None:
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def tell(text: str) -> None:
+    """Print a line on standard error; on a terminal in lines that end between words."""
+    typer.echo(for_terminal(text) if sys.stderr.isatty() else text, err=True)
+
+
 def for_terminal(text: str) -> str:
-    """The text in lines that end between words; as it is where it has a command, to be copied."""
-    if "slo-bench " in text:
-        return text
+    """The text in lines that end between words; a command stays whole, to be copied, where it does
+    not fit in a line of its own.
+    """
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-    return "\n".join(line for part in text.split("\n") for line in wrapped(part, width))
+    words, name, rest = text.partition("slo-bench ")
+    if name and len(text) <= width:
+        return text
+    lines = [line for part in words.split("\n") for line in wrapped(part, width)]
+    return "\n".join([*filter(None, lines), name + rest] if name else lines)
 
 
 def print_result(shown: RenderableType, *lines: object) -> None:
     """Print a screen, a table or text, or several, and lines as `print_lines` does."""
     console = terminal()
     with console:
-        for part in shown.renderables if isinstance(shown, Group) else (shown,):
+        for part in shown.renderables if isinstance(shown, Renderables) else (shown,):
             whole_words = Paragraph(part) if isinstance(part, Text) else part
             console.print(whole_words, soft_wrap=isinstance(whole_words, Screen | Paragraph))
         _write(console, lines)
-
-
-RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": True, "header_style": "table.header"}
-"""Options of a table with a line below its heads."""
 
 
 def text_table(
@@ -96,24 +102,20 @@ def text_table(
     *,
     numbers: Collection[str] = (),
     unbroken: Collection[str] = (),
-    **options: Any,
-) -> Table:
-    """A table without lines, of texts that are shown as they are.
+    title: str = "",
+) -> Screen:
+    """A table of texts that are shown as they are; without heads where all are empty.
 
     Args:
         heads: of the columns.
         rows: values or rich's texts.
         numbers: heads of the columns that end at their right.
         unbroken: heads of the columns whose texts are never broken.
-        options: those of rich's table.
+        title: line above the table.
     """
-    table = Table(**{"box": None, "pad_edge": False, "header_style": "bold", **options})
-    for head in heads:
-        justify: Any = "right" if head in numbers else "left"
-        table.add_column(head, justify=justify, no_wrap=head in unbroken, overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    return table
+    columns = [Column(head, head not in numbers, head in unbroken) for head in heads]
+    lines = [[cell if isinstance(cell, Text) else str(cell) for cell in row] for row in rows]
+    return Screen([title] if title else [], columns, [Group(lines)])
 
 
 def result_line(folder: Path, page: Path | None) -> str:

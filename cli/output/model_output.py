@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from ...reports.terminal.screen import Screen
 from .console import print_lines, print_result, text_table
 
 _GIB = 2**30
-_WIDTH = 50  # characters of the second column, so that a table has 80
 
 
 def print_model(facts: Mapping[str, Any]) -> None:
@@ -64,9 +63,9 @@ def _memory_rows(memory: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     ]
 
 
-def _table(rows: list[tuple[str, str | None]]) -> Any:
-    shown = [(head, textwrap.fill(text, _WIDTH)) for head, text in rows if text is not None]
-    return text_table(("", ""), shown, unbroken=("",), show_header=False, padding=(0, 1))
+def _table(rows: list[tuple[str, str | None]]) -> Screen:
+    lines = [(head, text) for head, text in rows if text is not None]
+    return text_table(("", " "), lines, unbroken=("",))
 
 
 def _billions(parameters: int) -> str:

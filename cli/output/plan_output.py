@@ -52,10 +52,22 @@ def show_plans(
     ]
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
-    lines += [f"written: {path}" for path in files]
+    if files:
+        lines.append(f"written: {_listed_files(files)}")
     if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
     print_result(_screen(_question(planned, experiment), rows, experiment, lines))
+
+
+def _listed_files(files: Sequence[Path]) -> str:
+    """`plans/ (experiment.toml, launch.sh), plans.html`: several files of a folder after it."""
+    names: dict[Path, list[str]] = {}
+    for path in files:
+        names.setdefault(path.parent, []).append(path.name)
+    return ", ".join(
+        str(folder / members[0]) if len(members) == 1 else f"{folder}/ ({', '.join(members)})"
+        for folder, members in names.items()
+    )
 
 
 def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:
@@ -166,5 +178,5 @@ def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
         *plan_page.confirmed_lines(plans, planned.refuted),
         *plan_page.unfitted_lines(rows),
         *plan_page.price_lines(planned.prices, plans, planned.kinds),
-        *(f"written: {path}" for path in files),
+        f"written: {_listed_files(files)}" if files else None,
     )

@@ -25,13 +25,15 @@ from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
-from .progress import DESCRIPTION, display
+from .progress import DESCRIPTION, display, phase
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 
 
 def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
+    from .console import tell
+
     out, cluster = execution.out, execution.cluster
     folder = new_folder(experiment.name) if out is None else out
     if experiment.backend == TORCH:
@@ -46,9 +48,9 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     size.check()
     simulated = experiment.backend == SIMULATED
     for note in file_notes(experiment) + (deployment_notes(experiment) if simulated else []):
-        typer.echo(note, err=True)
+        tell(note)
     if simulated and size.cpu_s >= _LONG_S:
-        typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
+        tell(f"about {size.text} {gib(size.memory_bytes)} of memory")
 
     def way_on() -> str:
         if not last.finished:
@@ -74,7 +76,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
                         status.begin(progress.note or "the cells run")
                 if progress.note:
                     passed_s = time.monotonic() - begin_s
-                    typer.echo(f"{passed_s:.0f} s: {progress.note}", err=True)
+                    tell(f"{passed_s:.0f} s: {progress.note}")
 
             begin_s = time.monotonic()
             result = experiment.run(
@@ -165,13 +167,16 @@ def print_runs(runs: Sequence[RunResults], *, verbose: bool) -> None:
     from ...reports.terminal.run_details import run_details
     from .console import print_lines, print_result
 
-    cells = combine(runs)
+    with phase("making the tables"):
+        cells = combine(runs)
+        answer = run_screen(runs, cells)
+        details = run_details(cells) if verbose else []
+        beside = decisions_page.simulated_in(runs) if verbose else []
+    for screen in details:
+        print_result(screen)
     if verbose:
-        beside = decisions_page.beside_sentences(decisions_page.simulated_in(runs))
-        for screen in run_details(cells):
-            print_result(screen)
-        print_lines(*beside, "")
-    print_result(run_screen(runs, cells))
+        print_lines(*decisions_page.beside_sentences(beside), "")
+    print_result(answer)
 
 
 def print_searches(

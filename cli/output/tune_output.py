@@ -38,7 +38,7 @@ def tuned(
     from ...reports.pages.tuning import write_tuning
     from ...tuner.search.tuning_run import tune
     from ..options.declared import pool_of
-    from .console import print_lines, result_line
+    from .console import print_lines, result_line, tell
 
     folder = study_options.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     begin_s = time.monotonic()
@@ -57,8 +57,8 @@ def tuned(
             progress=watch,
             confirming=confirming,
             ended=ended,
-            warn=lambda line: typer.echo(f"warning: {line}", err=True),
-            say=lambda line: typer.echo(f"{time.monotonic() - begin_s:.0f} s: {line}", err=True),
+            warn=lambda line: tell(f"warning: {line}"),
+            say=lambda line: tell(f"{time.monotonic() - begin_s:.0f} s: {line}"),
             pool=pool,
             jobs=None if pool is None else jobs,
         )
@@ -85,13 +85,11 @@ def print_tuning(tuning: Mapping[str, Any], folder: Path) -> None:
     """Print what a tuning run tested, and what it found."""
     from ...reports.pages.tuning import tuning_text
     from ...reports.terminal.experiment_lines import lines_of_settings
-    from ...reports.terminal.screen import Screen
     from .console import print_result
 
     settings = folder / TUNING
-    if settings.is_file():
-        print_result(Screen(lines_of_settings(settings.read_text("utf-8", errors="replace"))))
-    print_result(tuning_text(tuning))
+    text = settings.read_text("utf-8", errors="replace") if settings.is_file() else ""
+    print_result(tuning_text(tuning, lines_of_settings(text)))
 
 
 Watch = Callable[["TuneProgress"], None]

@@ -17,6 +17,7 @@ from ..figures.figure import ONLY, Axis, Figure, View, curve, form_text, rate_te
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
+from ..terminal.screen import Screen
 from .comparing import Comparison, Judgement, Row, Verdict
 
 WORDS = {"better": "better", "worse": "worse", "none": "not distinguishable", "unknown": "–"}
@@ -84,13 +85,13 @@ def _signed(value: float, unit: str = "") -> str:
 
 
 def comparison_text(comparison: Comparison) -> RenderableType:
-    """Headline, what differs, one table for each pair of systems, notes."""
-    parts: list[RenderableType] = [Text(headline(comparison), style="bold")]
-    parts += [Text(line) for line in differing_lines(comparison)]
+    """What was tested, a table for each pair of systems, notes, what differs, and the headline."""
+    parts: list[RenderableType] = [Screen(comparison.a.tested)]
     for label in labels_of(comparison):
         parts.append(rows_table(comparison, [label], holm=False).rich(label))
     parts += [Text(line, style="dim") for line in note_lines(comparison)]
-    return Group(*parts)
+    parts += [Text(line) for line in differing_lines(comparison)]
+    return Group(*parts, Text(headline(comparison), style="bold"))
 
 
 def rows_table(comparison: Comparison, labels: Iterable[str], *, holm: bool) -> Table:

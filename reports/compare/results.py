@@ -37,6 +37,7 @@ from ..figures.facets import IDENTITY
 from ..figures.figure import rate_key
 from ..figures.levels import combine
 from ..pages.answers_page import failed_text
+from ..terminal.experiment_lines import lines_of_settings
 from .conditions import Settings, column_text
 
 Floats = NDArray[np.float64]
@@ -191,7 +192,7 @@ class Results:
     `refused` says by figure (or its family: `ttft`) why it cannot be compared with anything;
     `settings` are those of the experiment, None where the file holds none; `unfinished` says in
     words that cells are missing; `left_out` are the cells that are invalid; `failed` says in words
-    how many requests failed, empty where none did.
+    how many requests failed, empty where none did; `tested` names in lines what was tested.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Results:
     simulated: bool = False
     unfinished: str = ""
     failed: str = ""
+    tested: tuple[str, ...] = ()
 
     def refusal(self, metric: RequestFigure, slo: Slo | None) -> str | None:
         """Why this figure cannot be had here, if it cannot."""
@@ -300,6 +302,7 @@ def run_results(path: Path) -> Results:
         simulated=bool((table["backend"] == "simulated").any()),
         unfinished=run.unfinished,
         failed=failed_text(table),
+        tested=tuple(lines_of_settings(run.experiment_toml)),
     )
 
 

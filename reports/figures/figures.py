@@ -244,7 +244,7 @@ def attainment_over_time(details: Iterable[LevelDetail], names: Sequence[str]) -
         id="time-attainment",
         title="Requests that met their SLO, over time",
         note="Share of the requests that arrived in each span of time, all seeds together. Where a "
-        "system is not stationary it changes with the time for which load lasts.",
+        "system is overloaded it changes with the time for which load lasts.",
         x=Axis("time since the start of arrivals", "duration"),
         y=Axis("requests in SLO", "percent", top=1.0),
         views=_by_rate(details, names, draw),

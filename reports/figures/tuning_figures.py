@@ -56,8 +56,8 @@ def history(tuning: Plain, names: Sequence[str]) -> Figure:
     return Figure(
         id="history",
         title="History",
-        note="Trials in their order. Raced out: given up at the best one's rate; the value is an "
-        "estimate from how many met their SLO there.",
+        note="Trials in their order. Stopped early: given up at the best one's rate; the value is "
+        "an estimate from how many met their SLO there.",
         x=Axis("trial", "number"),
         y=_axis(objective),
         views={
@@ -201,7 +201,7 @@ def parallel_coordinates(tuning: Plain, names: Sequence[str]) -> list[Figure]:
         Figure(
             id="parallel",
             title="Parallel coordinates",
-            note="A line a trial, the darker the better. Raced out trials have estimates.",
+            note="A line a trial, the darker the better. Trials stopped early have estimates.",
             x=Axis("", "number", names=ends),
             y=Axis("place in the range of the trials", "percent", top=1.0),
             views={ONLY: {"series": [*itertools.starmap(draw, enumerate(rows))]}},

@@ -282,7 +282,7 @@ def _finding_at(
             return Finding("another set-up", remarks=differing)
         return Finding(error.verdict, remarks=(str(error),))
     left_out = _seeds_left_out(by_seed, cells)
-    remarks = (*differing, *best, *left_out, *_not_stationary(row, chosen))
+    remarks = (*differing, *best, *left_out, *_overloaded(row, chosen))
     if differing:
         return Finding("another set-up", text, remarks)
     if len(sides) > 1 and _equal_in_every_cell(sides, cells, settings):
@@ -518,10 +518,10 @@ def _compared(row: PublishedRow, ours: float, other: float) -> float:
     return (ours / other if row.by == "ratio" else 1 - ours / other) * row.scale
 
 
-def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
+def _overloaded(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
     """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
     cells = pd.concat([choice.cells for choice in chosen])
     if row.reaches is not None:
         cells = cells[reaches(cells["attainment"], row.reaches)]
     drifts = bool(drifting(cells).any())
-    return ("not stationary: the figure depends on the run's length",) * drifts
+    return ("overloaded: the figure depends on the run's length",) * drifts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...workloads.parsing import finite
 from ..figures.drawing import page_data
 from ..figures.figure import AXES, Axis, Figure, View, curve, form_text
 from ..figures.levels import GOODPUT_DIVISOR
+from ..terminal.screen import Screen
 from .document import page, write_page
 from .table import Table
 
@@ -55,13 +57,12 @@ def flip_text(sensitivity: Sensitivity, flip: Flip) -> str:
     )
 
 
-def sensitivity_text(sensitivity: Sensitivity) -> Group:
-    """A table of all axes, the flips by name, notes, and the headline."""
-    lines = [Text(flip_text(sensitivity, flip), style="yellow") for flip in sensitivity.flips]
+def sensitivity_text(sensitivity: Sensitivity, tested: Sequence[str] = ()) -> Group:
+    """A table of all axes and notes; then what was tested, the flips by name, and the headline."""
     notes = [Text(note, style="dim") for note in (*sensitivity.notes, _note(sensitivity))]
-    return Group(
-        _points(sensitivity).rich(), *notes, *lines, Text(headline(sensitivity), style="bold")
-    )
+    flips = [flip_text(sensitivity, flip) for flip in sensitivity.flips]
+    answer = Screen(tested, notes=flips, answer=[headline(sensitivity)])
+    return Group(_points(sensitivity).rich(), *notes, answer)
 
 
 def _points(sensitivity: Sensitivity) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -24,17 +25,18 @@ from .summary_page import OVERLOADED_NOTE
 from .table import Table, one_group
 
 
-def tuning_text(tuning: Plain) -> RenderableType:
-    """The best configurations beside the default, what mattered, the proof on fresh seeds, and the
-    answer.
+def tuning_text(tuning: Plain, tested: Sequence[str] = ()) -> RenderableType:
+    """What mattered; then what was tested, the best configurations beside the default, the proof on
+    fresh seeds, and the answer.
     """
-    parts: list[RenderableType] = [_best_table(tuning)]
-    if note := _trials_note(tuning):
-        parts.append(Text(note, style="dim"))
+    parts: list[RenderableType] = []
     if any(tuning["importances"].values()):
         parts.append(_importance_table(tuning))
     if tuning["ablations"]:
         parts += _noted(_ablation_table(tuning), "The winner with one parameter at its default")
+    parts += [Screen(tested), _best_table(tuning)]
+    if note := _trials_note(tuning):
+        parts.append(Text(note, style="dim"))
     if tuning["confirmed"]:
         both = len({row["backend"] == "simulated" for row in tuning["confirmed"]}) > 1
         where = "simulated and measured" if both else origin(tuning)

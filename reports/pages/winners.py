@@ -22,7 +22,7 @@ MEASURES = (IN_SLO, E2E, TTFT, TPOT)
 _MOST_NAMED = 3  # series that are level; more are counted
 NOTE = (
     "Best by the mean over seeds, and all that are level with it (≈): the 95 % interval over seeds "
-    "of the difference holds 0. *: not stationary, so that the figure depends on the run's length."
+    "of the difference holds 0. *: overloaded, so that the figure depends on the run's length."
 )
 
 

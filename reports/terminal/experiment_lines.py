@@ -44,7 +44,7 @@ def experiment_lines(
     tables = [table for run in runs if (table := _table(run)) is not None]
     models = _named([f"{name}" for name in dict.fromkeys(cells["model"])], "models")
     hardware = " and ".join(_gpus(cells, str(gpu)) for gpu in dict.fromkeys(cells["gpu"]))
-    slos = list(dict.fromkeys(text for table in tables for text in _slos(table)))
+    slos = list(dict.fromkeys(text for table in tables for text in slo_texts(table)))
     lines = [
         f"{origin(cells)}: {models} on {hardware}",
         f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
@@ -74,7 +74,7 @@ def lines_of_settings(experiment_toml: str) -> list[str]:
     return [
         f"{origin_text}: {models} on {f'{count} × ' if isinstance(count, int) else ''}{gpus}",
         f"workload: {_named(workloads, 'workloads')}",
-        f"SLO: {_named(list(_slos(table)), 'SLOs')}",
+        f"SLO: {_named(list(slo_texts(table)), 'SLOs')}",
         f"{runs} of {' or '.join(lengths)}" if lengths else runs,
     ]
 
@@ -96,7 +96,8 @@ def _gpus(cells: pd.DataFrame, gpu: str) -> str:
     return f"{low} × {gpu}" if low == high else f"{low} to {high} × {gpu}"
 
 
-def _slos(table: Mapping[str, Any]) -> Iterator[str]:
+def slo_texts(table: Mapping[str, Any]) -> Iterator[str]:
+    """Each SLO of an experiment's settings in words, times its scale."""
     scales = [f"{scale:g} × " if scale != 1 else "" for scale in listed(table.get("slo_scale", 1))]
     for slo in listed(table.get("slo", "")):
         with contextlib.suppress(SloBenchError):
@@ -173,13 +174,16 @@ def _span(values: pd.Series[Any], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def deciding_settings(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, str]:
-    """`chunk 512` by the name of a simulated system: the setting that decides how it does.
+def deciding_settings(
+    runs: Sequence[RunResults], cells: pd.DataFrame
+) -> dict[tuple[int, str], str]:
+    """`chunk 512` by the run's place and the name of a simulated system: the setting that decides
+    how it does there.
 
     Systems whose setting is swept (their series say it), and those not known here, are left out.
     """
-    settings: dict[str, str] = {}
-    for run in runs:
+    settings: dict[tuple[int, str], str] = {}
+    for folder, run in enumerate(runs):
         try:
             experiment = ExperimentSchema(**parse_toml(run.experiment_toml))
             if experiment.backend != "simulated" or experiment.variants:
@@ -189,14 +193,14 @@ def deciding_settings(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[s
                 for parameter, value in system.parameters().items():
                     word = _DECIDING.get(parameter)
                     if word and value and f"{system.name}.{parameter}" not in cells:
-                        settings.setdefault(system.name, f"{word}\xa0{value:,}")
+                        settings[folder, system.name] = f"{word}\xa0{value:,}"
                         break
         except (SloBenchError, tomllib.TOMLDecodeError):
             continue
     return settings
 
 
-def settings_note(settings: Mapping[str, str]) -> str:
+def settings_note(settings: Mapping[tuple[int, str], str]) -> str:
     """`chunk of prompt tokens in a step, batch of requests`; empty without settings."""
     words = dict.fromkeys(text.partition("\xa0")[0] for text in settings.values())
     return ", ".join(f"{word} of {_UNITS[word]}" for word in words)

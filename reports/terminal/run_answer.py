@@ -104,9 +104,13 @@ class _Leads:
 
 
 def _row(
-    cells: pd.DataFrame, name: str, settings: Mapping[str, str], shown: Sequence[Measure]
+    cells: pd.DataFrame,
+    name: str,
+    settings: Mapping[tuple[int, str], str],
+    shown: Sequence[Measure],
 ) -> list[str]:
-    setting = settings.get(str(cells["system"].iloc[0]))
+    first = cells.iloc[0]
+    setting = settings.get((int(first["folder"]), str(first["system"])))
     label = f"{name} ({setting})" if setting else name
     if shown:
         valid = cells[cells["valid"]]
@@ -199,7 +203,9 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(some)} and {last}" if some else last
 
 
-def _notes(cells: pd.DataFrame, settings: Mapping[str, str], several: bool) -> list[str]:
+def _notes(
+    cells: pd.DataFrame, settings: Mapping[tuple[int, str], str], several: bool
+) -> list[str]:
     notes = []
     if several:
         notes.append("at 90\xa0%: with 90\xa0% of requests in SLO.")

@@ -25,13 +25,19 @@ _GAP = 2  # characters between two columns
 class Column:
     """A column of a screen's table, whose texts may have several lines.
 
-    `words` stand at the left and may take several lines, numbers at the right. `optional` columns
-    are left out, the last ones first, where the terminal has no room for them.
+    `words` stand at the left and may take several lines, but not if `whole`; numbers stand at the
+    right. `optional` columns are left out, the last ones first, where the terminal has no room.
     """
 
     head: str
     words: bool = False
+    whole: bool = False
     optional: bool = False
+
+    @property
+    def breaks(self) -> bool:
+        """Whether its texts may take several lines."""
+        return self.words and not self.whole
 
 
 @dataclass(frozen=True)
@@ -147,20 +153,22 @@ def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int)
         return _line(*parts)
 
     heads = {place: _broken(columns[place].head, size) for place, size in sizes.items()}
-    height = max(map(len, heads.values()))
+    has_heads = any(columns[place].head.strip() for place in sizes)
+    height = max(map(len, heads.values())) if has_heads else 0
     for number in range(height):
         begun = {place: number - height + len(lines) for place, lines in heads.items()}
         texts = {p: heads[p][at_line] if at_line >= 0 else "" for p, at_line in begun.items()}
         yield line(texts, dict.fromkeys(sizes, "bold"))
     rule = "─" * (sum(widths) + _GAP * (len(widths) - 1))
-    for group in groups:
-        yield _line((rule, "dim"))
+    for number, group in enumerate(groups):
+        if has_heads or number:
+            yield _line((rule, "dim"))
         if group.head:
             yield from _paragraph(group.head, width, style="underline")
         for row in group.rows:
             styles = {place: _style(row[place]) for place in sizes}
             cells = {
-                place: _in_column(str(row[place]), size if columns[place].words else 0)
+                place: _in_column(str(row[place]), size if columns[place].breaks else 0)
                 for place, size in sizes.items()
             }
             for number in range(max(map(len, cells.values()))):
@@ -186,23 +194,37 @@ def _widths(
     widths = [
         _longest([columns[place].head, *lines]) for place, lines in zip(shown, cells, strict=True)
     ]
-    for cut in (str.split, _pieces):
+    for cut in (_words, _pieces):
         least_heads = [_longest(cut(columns[place].head)) for place in shown]
-        for position, least in enumerate(least_heads):  # heads first
-            excess = max(0, sum(widths) - room)
-            widths[position] = max(widths[position] - excess, least, _longest(cells[position]))
-        for position, place in enumerate(shown):
-            excess = sum(widths) - room
-            if excess > 0 and columns[place].words:
-                least = _longest(piece for text in cells[position] for piece in cut(text))
-                widths[position] = max(widths[position] - excess, least_heads[position], least)
+        least = [max(pair) for pair in zip(least_heads, map(_longest, cells), strict=True)]
+        _shrink(widths, least, room)  # heads first
+        least = [
+            max(head, _longest(piece for text in texts for piece in cut(text)))
+            if columns[place].breaks
+            else width
+            for place, head, texts, width in zip(shown, least_heads, cells, widths, strict=True)
+        ]
+        _shrink(widths, least, room)
     droppable = any(columns[place].optional for place in shown)
     return None if sum(widths) > room and droppable else widths
 
 
+def _shrink(widths: list[int], least: Sequence[int], room: int) -> None:
+    """Make the widest columns narrower, none below its least width, until all fit."""
+    while sum(widths) > room:
+        wider = [place for place, width in enumerate(widths) if width > least[place]]
+        if not wider:
+            return
+        widths[max(wider, key=widths.__getitem__)] -= 1
+
+
+def _words(text: str) -> list[str]:
+    return text.split(" ")
+
+
 def _pieces(text: str) -> list[str]:
     """Words, and the parts of long ones, which end after hyphens, slashes and dots."""
-    words = text.split(" ")
+    words = _words(text)
     parts = (re.split(r"(?<=[-/_.])", word) if len(word) > _LONG_WORD else [word] for word in words)
     return [piece for pieces in parts for piece in pieces]
 

@@ -29,7 +29,10 @@ def runs(tmp_path_factory):
 def test_gate_of_equal_runs_passes(slo_bench, runs):
     code, out, _ = slo_bench("gate", runs / "base", runs / "same")
     assert code == 0
-    assert "passed: nothing" in out
+    lines = out.splitlines()
+    assert lines[0] == "simulated: llama-3.1-8b on a100-80g"
+    assert lines[1].startswith("workload: sharegpt (mean ")
+    assert lines[-1].startswith("passed: nothing")
 
 
 @pytest.mark.slow
@@ -113,7 +116,8 @@ def test_gate_that_cannot_judge_exits_2(slo_bench, runs, arguments, why):
 def test_compare_writes_text_and_page(slo_bench, runs, tmp_path):
     code, out, _ = slo_bench("compare", runs / "base", runs / "slow", "--html", "page.html")
     assert code == 0
-    assert "slow against base" in out
+    assert out.splitlines()[0] == "simulated: llama-3.1-8b on a100-80g"
+    assert "slow against base" in " ".join(out.splitlines()[-3:])
     assert "Comparison by slo-bench" in (tmp_path / "page.html").read_text()
     code, out, _ = slo_bench("compare", runs / "both", "--systems", "vllm,orca", "--json")
     assert code == 0

@@ -111,9 +111,10 @@ def test_observe_asks_for_a_batch_limit_that_it_did_not_see(answering, small, mo
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
     done = CliRunner().invoke(app, [*words, "--interval", "1"])
     assert done.exit_code == 0, done.output
-    assert "not simulated" in done.stdout
-    assert "--set max_running_requests=N" in done.stdout
-    assert not re.search("^(headroom|change|next) ", done.stdout, re.MULTILINE)
+    answer = " ".join(done.stdout.split())
+    assert "capacity: not simulated" in answer
+    assert answer.endswith("--set max_running_requests=N")
+    assert not re.search("^(headroom|change|next)", done.stdout, re.MULTILINE)
 
 
 def test_observe_leaves_out_single_readings_that_fail(answering, small, monkeypatch):
@@ -133,7 +134,8 @@ def test_observe_leaves_out_single_readings_that_fail(answering, small, monkeypa
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
     done = CliRunner().invoke(app, [*words, "--interval", "1"])
     assert done.exit_code == 0, done.output
-    assert re.search(r"note: \d of \d+ readings are left out: it does not answer", done.stdout)
+    printed = " ".join(done.stdout.split())
+    assert re.search(r"note: \d of \d+ readings are left out: it does not answer", printed)
 
 
 def test_observe_ends_where_most_readings_fail(answering, small, monkeypatch):
@@ -181,9 +183,14 @@ def test_observe_prometheus_restricted_to_an_instance(answering, small):
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1"]
     done = CliRunner().invoke(app, [*words, "--only", "instance=10.0.0.1:8000"])
     assert done.exit_code == 0, done.output
-    for begin in ("load", "latencies", "server", "capacity", "headroom", "change", "next"):
-        assert re.search(rf"^{begin} ", done.stdout, re.MULTILINE), begin
-    assert all(len(line) < 160 for line in done.stdout.splitlines())
+    for begin in ("observed:", "load:", "SLO: TTFT ≤ 1 s", "latencies:", "server:", "change "):
+        assert re.search(rf"^{begin}", done.stdout, re.MULTILINE), begin
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) <= 24
+    begins = [line.partition(" ")[0] for line in lines]
+    assert begins.index("capacity:") < begins.index("headroom:") < begins.index("next:")
+    assert begins.index("next:") >= len(lines) - 2
     other = CliRunner().invoke(app, [*words, "--only", "instance=10.0.0.2:8000"])
     assert isinstance(other.exception, SloBenchError)
     assert "has no metrics of vLLM or SGLang with instance=10.0.0.2:8000" in str(other.exception)

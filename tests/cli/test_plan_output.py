@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from slo_bench.cli.output.plan_output import _screen
+from slo_bench.cli.output.plan_output import _listed_files, _screen
 from slo_bench.harness.experiments.experiment import Experiment
 
 ROW = {
@@ -60,3 +61,8 @@ def test_setting_of_a_plan_stands_below_it_where_the_line_is_full():
     _, line, setting = lines(row | {"parameters": {"max_num_batched_tokens": 8192}})
     assert line.startswith("4 × l40s, ")
     assert setting == "max_num_batched_tokens=8192"
+
+
+def test_files_of_a_folder_are_listed_after_it():
+    files = [Path("plans/launch.sh"), Path("plans/compose.yaml"), Path("plans.html")]
+    assert _listed_files(files) == "plans/ (launch.sh, compose.yaml), plans.html"

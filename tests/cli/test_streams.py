@@ -216,5 +216,10 @@ def test_lines_for_a_terminal_end_between_words_and_commands_stay_whole(monkeypa
     assert for_terminal("a workload that has no name at all") == (
         "a workload that has\nno name at all"
     )
-    command = "go on with: slo-bench run --resume --out runs/quickstart"
+    command = "slo-bench run --resume --out runs/quickstart"
     assert for_terminal(command) == command
+    assert for_terminal(f"it was interrupted; go on with: {command}") == (
+        f"it was interrupted;\ngo on with:\n{command}"
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    assert for_terminal(f"go on with: {command}") == f"go on with: {command}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote_plus
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from slo_bench.cli.main import main
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.validation.replay.run_replay import validate_run
 from slo_bench.predictors.lengths.evaluate_predictor import (
     LORA,
     Bin,
@@ -21,9 +23,13 @@ from slo_bench.predictors.lengths.evaluate_predictor import (
     Score,
 )
 from slo_bench.predictors.lengths.predictor_config import Base, NetworkShape, PredictorConfig
+from slo_bench.predictors.profiles.profile_format import Source
+from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
+from slo_bench.reports.live import LiveStatus, live_report
 from slo_bench.reports.pages.plan_page import write_plan
 from slo_bench.reports.pages.predictor_page import write_evaluation, write_stream
 from slo_bench.reports.pages.run_page import write_report
+from slo_bench.reports.pages.validation import write_validation
 from slo_bench.tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
 
 pytestmark = pytest.mark.browser
@@ -110,10 +116,28 @@ def write_plan_page(out: Path) -> Path:
 
 
 WRITTEN = {"plan": write_plan_page, "predictor": write_predictor, "stream": write_stream_page}
+# A report with a section on its simulation, and the page of one level of it.
+VALIDATED = ("validated", "validation")
+
+
+def write_validated(make_run: Callable[..., Path], folder: Path) -> dict[str, Path]:
+    """Both pages of a measured run that was simulated with step times fitted to its steps."""
+    run = make_run("validated", systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
+    steps = [LoggedStep(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
+    source = Source("test", "steps")
+    profile = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
+    level, _ = validate_run(run, profile)
+    written = (
+        write_report([run], folder / "validated.html"),
+        write_validation(level.validation, folder / "validation.html"),
+    )
+    return dict(zip(VALIDATED, written, strict=True))
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(
+    tmp_path_factory: pytest.TempPathFactory, make_runs: Callable[[Path], Callable[..., Path]]
+) -> dict[str, Path]:
     """Every kind of page, by name, as commands write them."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "mine").mkdir()
@@ -126,27 +150,51 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 main()
             assert not ended.value.code, command
     paths = {name: folder / PAGES.get(name, f"{name}.html") for name in COMMANDS}
-    return paths | {name: write(folder / f"{name}.html") for name, write in WRITTEN.items()}
+    paths |= {name: write(folder / f"{name}.html") for name, write in WRITTEN.items()}
+    return paths | write_validated(make_runs(folder), folder)
 
 
-@pytest.mark.parametrize("kind", [*COMMANDS, *WRITTEN])
-def test_page_layout_has_no_overlap_and_no_unmarked_cut(browser, pages, kind, tmp_path):
-    page = browser.open(pages[kind].as_uri(), width=390)
-    page.run("document.querySelectorAll('main details').forEach(d => { d.open = true; })")
+# Each change of width or colours draws anew, so that one thing changes at a time.
+VIEWS = ((390, False), (390, True), (768, True), (768, False), (1440, False), (1440, True))
+
+
+def layout_problems(page: Any, kind: str, pictures: Path) -> list[str]:
+    """What is wrong with the layout at three widths, light and dark; pictures of what is."""
     problems = []
-    for width, dark in itertools.product((390, 768, 1440), (False, True)):
+    for width, dark in VIEWS:
         page.resize(width)
         page.prefer(dark=dark)
-        page.settle()
-        page.run(ALL_DRAWN)
         page.settle()
         if wrong := page.run(LAYOUT):
             name = f"{width} px, {'dark' if dark else 'light'}"
             problems += [f"{name}: {problem}" for problem in wrong]
-            page.screenshot(tmp_path / f"{kind}, {name}.png")
-    assert problems == [], f"pictures are in {tmp_path}"
+            page.screenshot(pictures / f"{kind}, {name}.png")
+    return problems
+
+
+@pytest.mark.parametrize("kind", [*COMMANDS, *WRITTEN, *VALIDATED])
+def test_page_layout_has_no_overlap_and_no_unmarked_cut(browser, pages, kind, tmp_path):
+    page = browser.open(pages[kind].as_uri(), width=390)
+    page.run("document.querySelectorAll('main details').forEach(d => { d.open = true; })")
+    page.run(ALL_DRAWN)
+    assert layout_problems(page, kind, tmp_path) == [], f"pictures are in {tmp_path}"
     assert page.complaints() == []
     page.close()
+
+
+def test_live_page_layout_has_no_overlap_and_no_cut(browser, pages, tmp_path):
+    status = LiveStatus()
+    for phase in ("starting vllm on port 8,000", "sending a first request", "the cells run"):
+        status.begin(phase)
+    status.running = [f"12 ended, 3 in flight, 91.0 % in SLO, vllm_rate-1_{'seed-' * 20}"]
+    with live_report(pages["run"].parent, status) as url:
+        page = browser.open(url, width=390)
+        page.run(
+            "new Promise(done => { const look = () => document.getElementById('running')"
+            ".innerText.includes('in flight') ? done() : setTimeout(look, 20); look(); })"
+        )
+        assert layout_problems(page, "live", tmp_path) == [], f"pictures are in {tmp_path}"
+        page.close()
 
 
 def test_address_keeps_what_is_hidden_and_chosen(browser, make_run, tmp_path):

@@ -386,29 +386,27 @@ def test_page_of_one_cell_is_drawn(browser, make_run, tmp_path):
     page.close()
 
 
-@pytest.fixture
-def validations(make_run, tmp_path):
+@pytest.fixture(scope="module")
+def validations(make_runs, tmp_path_factory):
     """The addresses of a report with a section on its simulation, and of a page of its own."""
-    folder = make_run(systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
+    parent = tmp_path_factory.mktemp("validations")
+    folder = make_runs(parent)(systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
     steps = [LoggedStep(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
     source = Source("test", "steps")
     profile = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
     level, _ = validate_run(folder, profile)
-    page = write_validation(level.validation, tmp_path / "validation.html")
-    return write_report([folder], tmp_path / "report.html").as_uri(), page.as_uri()
+    page = write_validation(level.validation, parent / "validation.html")
+    return write_report([folder], parent / "report.html").as_uri(), page.as_uri()
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("own_page", [False, True], ids=["section", "own page"])
-def test_scatter_of_measured_against_simulated_is_drawn(
-    browser, validations, own_page, width, dark
-):
-    page = browser.open(validations[own_page], width=width, dark=dark)
+def test_scatter_of_measured_against_simulated_is_drawn(browser, validations, own_page, width):
+    page = browser.open(validations[own_page], width=width)
     page.settle()
+    page.run(ALL_DRAWN)
     for metric in ("ttft", "tpot", "e2e"):
         figure = f"document.querySelector('#figure-scatter-{metric}')"
-        page.run(ALL_DRAWN)
         assert page.run(f"{figure}.querySelectorAll('path.point').length") > 20
         # The one line is the diagonal, as wide and as high as the points may lie.
         [[wide, high]] = page.run(

@@ -152,7 +152,7 @@ def test_judge_finds_the_highest_rate_that_reaches_a_share():
 
 def test_judge_marks_cells_not_stationary():
     drifting = run(stationary=[True, True, False, True, True, True])
-    remark = "not stationary: the figure depends on the run's length"
+    remark = "overloaded: the figure depends on the run's length"
     assert judge(row(**AGAINST_B), drifting).remarks == (remark,)
     assert judge(row(where={"system": "b"}), drifting).remarks == ()
 

@@ -18,7 +18,11 @@ def test_workload_show_prints_figures_and_histograms():
     assert result.exit_code == 0, result.output
     for piece in ("2,000 requests", "Azure/AzurePublicDataset", "p99", "output tokens", "█"):
         assert piece in result.output
-    assert max(len(line) for line in result.output.splitlines()) <= 100
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 100
+    begin = next(place for place, line in enumerate(lines) if line.startswith("azure-conv ("))
+    assert "█" not in "".join(lines[begin:])
+    assert "2,000 requests" in " ".join(lines[-3:])
 
 
 def test_workload_show_json_prints_only_json():

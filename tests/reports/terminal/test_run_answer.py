@@ -39,6 +39,15 @@ def test_run_screen_names_what_was_tested_and_ends_with_the_answer(make_run):
     assert " carries " in lines[-1] or " carries " in lines[-2]
 
 
+def test_run_screen_shows_the_setting_of_each_of_two_runs(make_run):
+    small = TOML.replace("256", "512")
+    folders = [make_run(name, systems=["sarathi"], requests=30, toml=toml)
+               for name, toml in (("large", TOML), ("small", small))]  # fmt: skip
+    text = printed(folders)
+    assert "large (chunk 256)" in text
+    assert "small (chunk 512)" in text
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_run_screen_keeps_words_whole_in_any_width(make_run, width):
     axes = {"vllm.a_parameter": ["a value of words", "2"]}
@@ -58,8 +67,8 @@ def test_run_screen_of_a_terminal_of_millions_of_columns_ends(make_run):
 def test_run_screen_leaves_optional_columns_out_by_name(make_run):
     folder = make_run(requests=30, usd_per_slo_request=0.001)
     assert "US$ per 1,000" in printed([folder])
-    assert "not shown in 30 columns: US$ per 1,000 in SLO" in " ".join(
-        printed([folder], width=30).split()
+    assert "not shown in 24 columns: US$ per 1,000 in SLO" in " ".join(
+        printed([folder], width=24).split()
     )
 
 
