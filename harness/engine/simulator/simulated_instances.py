@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -100,6 +101,8 @@ class Builder:
         cached = cached and workload.prefix_blocks is not None
         self._prefix_block_size = workload.prefix_block_size if cached else 0
         self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
+        # How long a closed loop takes is not known beforehand.
+        self._most_samples = 2 * _SAMPLES if workload.concurrency is not None else math.inf
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
@@ -206,7 +209,7 @@ class Builder:
         stages: tuple[StageDevice, ...],
         index: int,
     ) -> Made:
-        measures = Measures(self._sample_s)
+        measures = Measures(self._sample_s, self._most_samples)
         return kind(policy, self._kv_manager(), predictions, self._steps, stages, measures, index)
 
     def _predicts(self, steps: Predicts) -> ModelledPredictions:
