@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from .counters import Counters
 from .instance import Instance, Links, NoDelay
@@ -136,6 +137,12 @@ class ClusterView(Protocol):
 
     def role(self, name: str) -> Sequence[Instance]:
         """Instances of one role that accept requests."""
+
+    def kept(self, value: Callable[[Instance], float]) -> Floats:
+        """`value` of each of `up`, in order. It is called again only for instances of which
+        `snapshot`, `inbox` or `kv_manager` may have changed, and may read no more than these and
+        constants: so a router can read hundreds of instances.
+        """
 
     @property
     def held(self) -> Sequence[RequestState]:

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ....predictors.operators.front_end import FrontEnd, FrontEndQueue
+from ....workloads.arrays import Floats
 from ...core.cluster_policy import (
     DROP,
     EMBEDS,
@@ -32,6 +33,7 @@ from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
 from ..loop.engine_instance import EngineStuckError
 from .cluster_arrivals import INF, Arrivals
+from .kept_values import KeptValues
 from .lazy_instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
@@ -81,6 +83,7 @@ class Cluster:
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
+        self._kept: KeptValues | None = None
         self._starting: set[LazyInstance] = set()
         self.paid = PaidTime(instances)
         self._held: dict[RequestState, None] = {}
@@ -109,6 +112,13 @@ class Cluster:
             self._roles[name] = [instance for instance in self.up if instance.role == name]
         return self._roles[name]
 
+    def kept(self, value: Callable[[Instance], float]) -> Floats:
+        """`value` of each of `up`, as `ClusterView.kept`."""
+        kept = self._kept
+        if kept is None or not kept.is_of(value, self.up):
+            kept = self._kept = KeptValues(value, self.up, self._runner)
+        return kept.values()
+
     @property
     def held(self) -> Sequence[RequestState]:
         """Requests in the controller's own queue, the longest there first."""
@@ -132,6 +142,7 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
+        self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -594,6 +605,7 @@ class Cluster:
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
+        self._runner.touch(source)
         if heeds_room:
             self._runner.note_one(source)
 
