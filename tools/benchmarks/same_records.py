@@ -1,8 +1,8 @@
-"""Do two source trees write the same bytes? `python tools/benchmarks/same_records.py BEFORE [AFTER]`
+"""Whether two source trees write the same bytes: `python tools/benchmarks/same_records.py BEFORE`.
 
-Runs small experiments over systems, arrivals, seeds and clusters with each tree (by default this
-one is the second), one process a tree, and compares the files of every run folder that hold
-results: cells, requests, timelines, values over time. Exit code 1 if any differs. With `--keep
+Runs small experiments over systems, arrivals, seeds and clusters with each tree (the second is
+this one unless it is named), one process a tree, and compares the files of every run folder that
+hold results: cells, requests, timelines, values over time. Exit code 1 if any differs. With `--keep
 FOLDER` the files of the first tree are kept there, or read from there if they are.
 """
 
@@ -53,8 +53,10 @@ EXPERIMENTS = (
     "--system mooncake --system vllm --workload mooncake-conversation --model llama-3-8b"
     " --gpu a100-80g --rates 1 --instances 4 --overlong-requests reject",
     f"--system vllm --system distserve {_CHAT} --arrivals gamma(cv=3) --rates 12 --instances 4",
-    f"--system vllm --system llumnix {_CHAT} --sessions turns(mean=4) --rates 3 --instances 4",
-    "--system collocation --workload collocated(1:9) --model llama-3-8b --gpu a100-80g --rates 8",
+    f"--system vllm --system llumnix {_CHAT} --rates 3 --instances 4"
+    " --sessions sessions(turns=4,think_s=2)",
+    "--system collocation --workload collocated(1:9) --embedder bge-m3 --model llama-3-8b"
+    " --gpu a100-80g --rates 8",
     "--system prism --system muxserve --models fleet(llama-3.1-8b*4) --gpus 4 --rates 8"
     " --workload azure-conv --overlong-requests reject",
 )
