@@ -118,3 +118,17 @@ def test_spells_without_requests_stay_when_samples_get_further_apart():
     assert [sample[0] for sample in measures.samples] == [0.0, 2.0, 4.0, 4.5, 9.5]
     assert measures.worked == [(0.0, 0), (2.0, 2), (4.0, 4), (9.5, 5)]
     assert (measures.sample_s, measures.next_sample_s) == (2.0, 11.5)
+
+
+def test_each_of_many_instances_is_sampled_less_often():
+    workload = Workload(
+        arrival_s=np.linspace(0.0, 40.0, 256),
+        prompt_tokens=np.full(256, 100),
+        output_tokens=np.full(256, 400),
+    )
+    samples_by_instances = {}
+    for instances in (4, 64):
+        system = System("vllm", Vllm())
+        result = simulate(workload, system, PLACEMENT, STEP_TIME, instances=instances)
+        samples_by_instances[instances] = len(result.timeline.time_s)
+    assert samples_by_instances[64] < 8 * samples_by_instances[4]
