@@ -47,6 +47,7 @@ EXPERIMENTS = (
     f"--system distserve --system splitwise {_CHAT} --rates 40 --instances 8",
     f"--system distserve {_CHAT} --rates 90 --instances 32 --seeds 2",
     f"--system mooncake --system memserve {_CHAT} --rates 40 --instances 8",
+    f"--system mooncake {_CHAT} --rates 200 --instances 48",
     f"--system banaserve --system banaserve-forecast {_CHAT} --rates 40 --instances 8",
     f"--system hedged --system autoscaled --system multi-site {_CHAT} --rates 20 --instances 4",
     f"--system distserve --system llumnix {_CHAT} --rates 20 --instances 4 --failures 1@5..20",

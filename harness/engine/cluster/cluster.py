@@ -83,7 +83,7 @@ class Cluster:
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
-        self._kept: KeptValues | None = None
+        self._kept: dict[tuple[Callable[[Instance], float], str | None], KeptValues] = {}
         self._starting: set[LazyInstance] = set()
         self.paid = PaidTime(instances)
         self._held: dict[RequestState, None] = {}
@@ -112,11 +112,17 @@ class Cluster:
             self._roles[name] = [instance for instance in self.up if instance.role == name]
         return self._roles[name]
 
-    def kept(self, value: Callable[[Instance], float]) -> Floats:
-        """`value` of each of `up`, as `ClusterView.kept`."""
-        kept = self._kept
-        if kept is None or not kept.is_of(value, self.up):
-            kept = self._kept = KeptValues(value, self.up, self._runner)
+    def kept(self, value: Callable[[Instance], float], role: str | None = None) -> Floats:
+        """`value` of each of `up`, or of one role, as `ClusterView.kept`."""
+        kept = self._kept.get((value, role))
+        if kept is None:
+            instances = self.up if role is None else self.role(role)
+            kept = self._kept[value, role] = KeptValues(value, instances, self._runner)
+        for instance in self._runner.touched:
+            instance.touched = False
+            for values in self._kept.values():
+                values.note(instance)
+        self._runner.touched.clear()
         return kept.values()
 
     @property
@@ -653,3 +659,4 @@ class Cluster:
     def _changed_up(self) -> None:
         self.up = [i for i in self.instances if i.up and i.role != EMBEDS]
         self._roles.clear()
+        self._kept.clear()

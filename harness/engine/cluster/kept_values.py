@@ -17,7 +17,7 @@ from .scheduling import InstanceRunner
 class KeptValues:
     """What `ClusterView.kept` returns, of these instances and of this function.
 
-    An instance is read again when `runner` has touched it, and when it has to be brought up to the
+    An instance is read again when `note` was called, and when it has to be brought up to the
     present, in the order of the instances: so all are run as far as if each were read every time.
     """
 
@@ -33,26 +33,25 @@ class KeptValues:
         self._positions = {instance: place for place, instance in enumerate(instances)}
         self._values = np.full(len(instances), np.nan)
         self._expires = [(-INF, place) for place in range(len(instances))]  # a heap
+        self._due: set[int] = set()
 
-    def is_of(self, value: Callable[[Instance], float], instances: Sequence[LazyInstance]) -> bool:
-        """Whether it keeps this function of these instances."""
-        return value is self._value and instances is self._instances
+    def note(self, instance: LazyInstance) -> None:
+        """Its value may be another one now."""
+        place = self._positions.get(instance)
+        if place is not None:
+            self._due.add(place)
 
     def values(self) -> Floats:
         """The values now, in the order of the instances; not to be changed."""
-        runner, expires, positions = self._runner, self._expires, self._positions
+        runner, expires, due = self._runner, self._expires, self._due
         now_s = runner.now_s
-        due: set[int] = set()
-        for instance in runner.touched:
-            instance.touched = False
-            if instance in positions:
-                due.add(positions[instance])
-        runner.touched.clear()
         while expires and expires[0][0] < now_s:
             due.add(heappop(expires)[1])
+        places = sorted(due)
+        due.clear()
         # One that shares devices may run others, before or after these are read.
         coupled = len(runner.device_groups) < len(runner.instances)
-        for place in range(len(self._instances)) if coupled else sorted(due):
+        for place in range(len(self._instances)) if coupled else places:
             instance = self._instances[place]
             self._values[place] = self._value(instance)
             if instance.decode_only_until_s < INF:

@@ -7,15 +7,16 @@ from math import inf
 import numpy as np
 import pytest
 
+from slo_bench.harness.core import cluster_policy
 from slo_bench.harness.core.state import WAITING
 from slo_bench.harness.engine.cluster.cluster import Cluster
 from slo_bench.harness.engine.cluster.lazy_instance import LazyInstance
 from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies import llumnix
+from slo_bench.harness.policies import llumnix, mooncake
 from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.llumnix import Llumnix, freeness_bound
-from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -95,3 +96,22 @@ def test_a_router_reads_again_only_instances_that_have_changed(monkeypatch):
     assert np.array_equal(records.finish_s, read_all.finish_s)
     assert np.array_equal(records.instance, read_all.instance)
     assert 0 < reads["kept"] < reads["all"] / 3
+
+
+@pytest.mark.parametrize("name", ["distserve", "mooncake"])
+def test_kept_values_route_as_reading_every_instance_does(name, monkeypatch):
+    cluster = SYSTEMS[name].with_parameters(prefill_instances=17, decode_instances=17).cluster
+    calls = []
+    kept = Cluster.kept
+    monkeypatch.setattr(
+        Cluster, "kept", lambda self, *words: calls.append(words) or kept(self, *words)
+    )
+    records = served(cluster, instances=34)
+    assert len(calls) >= len(records)
+    for module in (cluster_policy, mooncake):
+        monkeypatch.setattr(module, "MANY", 1000)
+    calls.clear()
+    read_all = served(cluster, instances=34)
+    assert not calls
+    assert np.array_equal(records.finish_s, read_all.finish_s)
+    assert np.array_equal(records.instance, read_all.instance)
