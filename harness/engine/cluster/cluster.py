@@ -389,13 +389,14 @@ class Cluster:
 
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
-        closed, emitters = self._closed, runner.emitters
+        emitters = runner.emitters
         steps = 0
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
         arrival_s = arrivals.next_s()
         while True:
-            if closed:
+            if arrivals.has_news:
+                arrivals.has_news = False
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
@@ -441,7 +442,7 @@ class Cluster:
         for release in engine.outbox:
             r, reason, time_s = release
             if reason is _FINISH:
-                if r.notify_on_finish and self._is_answer(r):
+                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
                     self._arrivals.ended(r.id, r.finish_s, answered=True)
                 if tells:
                     self._call_at(time_s, self._left, (instance,))

@@ -63,6 +63,7 @@ class Arrivals:
         self._marked = bool(workload.request_type.any() or workload.priority.any())
         self.cancelled: list[int] = []  # rows that never arrive: one that they follow was lost
         self._lost: set[int] = set()  # the same
+        self.has_news = False  # `next_s` may be another time than it was
         for row in np.flatnonzero(~comes).tolist():
             self._cancel_followers(row)
         self._held: list[int] = []  # rows that wait for a place, the next one last
@@ -192,6 +193,7 @@ class Arrivals:
 
     def ended(self, row: int, end_s: float, answered: bool) -> None:
         """Row `row` has ended: whoever waited for it may come."""
+        self.has_news = True
         if self._held:
             heappush(self._places_s, end_s)
         if not answered:
