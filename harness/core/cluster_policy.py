@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from .counters import Counters
 from .instance import Instance, Links, NoDelay
@@ -25,6 +26,7 @@ from .records.request_records import TimeseriesRow
 from .state import Release, RequestState
 
 INF = float("inf")
+MANY = 16  # instances from which on `ClusterView.kept` costs less than to read each
 EMBEDS = "embedder"  # the role of instances that compute embeddings
 
 
@@ -136,6 +138,12 @@ class ClusterView(Protocol):
 
     def role(self, name: str) -> Sequence[Instance]:
         """Instances of one role that accept requests."""
+
+    def kept(self, value: Callable[[Instance], float], role: str | None = None) -> Floats:
+        """`value` of each of `up`, or of `role(role)`, in order. It is called again only for
+        instances of which `snapshot`, `inbox`, `n_requests` or `kv_manager` may have changed, and
+        may read no more than these and constants: so a router can read hundreds of instances.
+        """
 
     @property
     def held(self) -> Sequence[RequestState]:
@@ -472,6 +480,18 @@ class Router(Protocol):
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
         """Choose the instance that receives `r`."""
+
+
+def fewest_requests(cluster: ClusterView, role: str) -> Instance:
+    """`least_loaded` of the instances of a role, of which there must be one."""
+    instances = cluster.role(role)
+    if len(instances) < MANY:
+        return least_loaded(instances)
+    return instances[int(cluster.kept(_n_requests, role).argmin())]
+
+
+def _n_requests(instance: Instance) -> int:
+    return instance.n_requests
 
 
 def least_loaded(instances: Sequence[T]) -> T:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..core.cluster_policy import (
     HOLD,
     INF,
@@ -52,13 +54,14 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
-        bounds = [freeness_bound(instance) for instance in cluster.up]
-        greatest = max(bounds)
-        best = cluster.up[bounds.index(greatest)]
+        up, bounds = cluster.up, cluster.kept(freeness_bound)
+        first = int(bounds.argmax())
+        best = up[first]
         greatest = freeness(best)
-        for bound, other in zip(bounds, cluster.up, strict=True):
-            if bound < greatest or other is best:
+        for place in np.flatnonzero(bounds >= greatest).tolist():
+            if place == first or bounds[place] < greatest:
                 continue  # it has no more
+            other = up[place]
             free = freeness(other)
             if free > greatest or (free == greatest and other.index < best.index):
                 best, greatest = other, free

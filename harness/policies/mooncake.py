@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, INF, REJECT, ClusterView, Role, RouteOutcome
+from ..core.cluster_policy import HOLD, INF, MANY, REJECT, ClusterView, Role, RouteOutcome
 from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
 from ..core.kv.kv_cache_manager import KVCacheManager
@@ -62,7 +62,13 @@ class Mooncake(DisaggregatedPolicy):
         instances = cluster.role(PREFILL)
         if not instances:
             return HOLD
-        ttft_s, best = INF, instances[0]
+        first = instances[0]
+        if len(instances) >= MANY and not first.kv_manager.unit_tokens:  # all alike but for queues
+            queued_s = cluster.kept(queued_tokens, PREFILL) * first.sizes.s_per_token
+            estimates_s = queued_s + prefill_s(r, first, 0, 0.0)
+            place = int(estimates_s.argmin())
+            return self._unless_late(r, float(estimates_s[place]), instances[place])
+        ttft_s, best = INF, first
         alike: Instance | None = None  # the one that `own_s` was worked out for
         last_prefix, own_s = (0, 0.0), 0.0
         for instance in instances:
@@ -72,9 +78,12 @@ class Mooncake(DisaggregatedPolicy):
             estimate_s = queued_tokens(instance) * instance.sizes.s_per_token + own_s
             if estimate_s < ttft_s or (estimate_s == ttft_s and instance.index < best.index):
                 ttft_s, best = estimate_s, instance
-        if self.early_reject and ttft_s > r.slo.ttft_s:
-            return REJECT
-        return best
+        return self._unless_late(r, ttft_s, best)
+
+    def _unless_late(
+        self, r: RequestState, ttft_s: float, instance: Instance
+    ) -> Instance | RouteOutcome:
+        return REJECT if self.early_reject and ttft_s > r.slo.ttft_s else instance
 
 
 def found_prefix(r: RequestState, instance: Instance) -> tuple[int, float]:

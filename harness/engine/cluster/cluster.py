@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ....predictors.operators.front_end import FrontEnd, FrontEndQueue
+from ....workloads.arrays import Floats
 from ...core.cluster_policy import (
     DROP,
     EMBEDS,
@@ -32,6 +33,7 @@ from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
 from ..loop.engine_instance import EngineStuckError
 from .cluster_arrivals import INF, Arrivals
+from .kept_values import KeptValues
 from .lazy_instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
@@ -81,6 +83,7 @@ class Cluster:
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
+        self._kept: dict[tuple[Callable[[Instance], float], str | None], KeptValues] = {}
         self._starting: set[LazyInstance] = set()
         self.paid = PaidTime(instances)
         self._held: dict[RequestState, None] = {}
@@ -109,6 +112,19 @@ class Cluster:
             self._roles[name] = [instance for instance in self.up if instance.role == name]
         return self._roles[name]
 
+    def kept(self, value: Callable[[Instance], float], role: str | None = None) -> Floats:
+        """`value` of each of `up`, or of one role, as `ClusterView.kept`."""
+        kept = self._kept.get((value, role))
+        if kept is None:
+            instances = self.up if role is None else self.role(role)
+            kept = self._kept[value, role] = KeptValues(value, instances, self._runner)
+        for instance in self._runner.touched:
+            instance.touched = False
+            for values in self._kept.values():
+                values.note(instance)
+        self._runner.touched.clear()
+        return kept.values()
+
     @property
     def held(self) -> Sequence[RequestState]:
         """Requests in the controller's own queue, the longest there first."""
@@ -132,6 +148,7 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
+        self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -372,13 +389,14 @@ class Cluster:
 
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
-        closed, emitters = self._closed, runner.emitters
+        emitters = runner.emitters
         steps = 0
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
         arrival_s = arrivals.next_s()
         while True:
-            if closed:
+            if arrivals.has_news:
+                arrivals.has_news = False
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
@@ -424,7 +442,7 @@ class Cluster:
         for release in engine.outbox:
             r, reason, time_s = release
             if reason is _FINISH:
-                if r.notify_on_finish and self._is_answer(r):
+                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
                     self._arrivals.ended(r.id, r.finish_s, answered=True)
                 if tells:
                     self._call_at(time_s, self._left, (instance,))
@@ -594,6 +612,7 @@ class Cluster:
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
+        self._runner.touch(source)
         if heeds_room:
             self._runner.note_one(source)
 
@@ -641,3 +660,4 @@ class Cluster:
     def _changed_up(self) -> None:
         self.up = [i for i in self.instances if i.up and i.role != EMBEDS]
         self._roles.clear()
+        self._kept.clear()

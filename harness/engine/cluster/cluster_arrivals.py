@@ -63,6 +63,7 @@ class Arrivals:
         self._marked = bool(workload.request_type.any() or workload.priority.any())
         self.cancelled: list[int] = []  # rows that never arrive: one that they follow was lost
         self._lost: set[int] = set()  # the same
+        self.has_news = False  # `next_s` may be another time than it was
         for row in np.flatnonzero(~comes).tolist():
             self._cancel_followers(row)
         self._held: list[int] = []  # rows that wait for a place, the next one last
@@ -123,6 +124,26 @@ class Arrivals:
             )
         ]
 
+    def _state(self, row: int, arrival_s: float) -> RequestState:
+        """As `_states`, of one row."""
+        w = self._workload
+        prefixes = w.prefix_blocks
+        r = RequestState(
+            row + self._first,
+            arrival_s,
+            w.prompt_tokens.item(row),
+            w.output_tokens.item(row),
+            w.max_output_tokens.item(row),
+            self._slo if self._slo is not None else self._slos(np.array([row]))[0],
+            prefixes[row] if prefixes is not None else (),
+            w.concurrency is not None or row in self._followers,
+        )
+        if self._marked:
+            r.priority = w.priority.item(row)
+            if w.request_type.item(row) == int(RequestType.EMBED):
+                r.num_inputs = w.num_inputs.item(row)
+        return r
+
     def _slos(self, rows: Ints) -> list[Slo]:
         w = self._workload
         columns = (w.ttft_slo_s, w.tpot_slo_s, w.e2e_slo_s, w.deadline_s)
@@ -154,13 +175,13 @@ class Arrivals:
     def pop(self) -> RequestState:
         """The next request; one must be known."""
         if self._held:
-            return self._states(np.array([self._held.pop()]), [heappop(self._places_s)])[0]
+            return self._state(self._held.pop(), heappop(self._places_s))
         head = self._head()
         if head is not None and (not self._due or head.arrival_s <= self._due[0][0]):
             self._at += 1
             return head
         arrival_s, row = heappop(self._due)
-        return self._states(np.array([row]), [arrival_s])[0]
+        return self._state(row, arrival_s)
 
     def pop_slice(self) -> list[RequestState]:
         """All open-loop requests of the present slice (for workloads without followers)."""
@@ -172,6 +193,7 @@ class Arrivals:
 
     def ended(self, row: int, end_s: float, answered: bool) -> None:
         """Row `row` has ended: whoever waited for it may come."""
+        self.has_news = True
         if self._held:
             heappush(self._places_s, end_s)
         if not answered:

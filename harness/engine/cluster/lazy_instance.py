@@ -32,6 +32,9 @@ class ClusterClock(Protocol):
     def bring(self, instance: LazyInstance) -> None:
         """Let the instance run up to the present."""
 
+    def touch(self, instance: LazyInstance) -> None:
+        """The instance shows something else now."""
+
 
 @dataclass
 class FrozenClock:
@@ -40,6 +43,9 @@ class FrozenClock:
     now_s: float = 0.0
 
     def bring(self, instance: LazyInstance) -> None:
+        return
+
+    def touch(self, instance: LazyInstance) -> None:
         return
 
 
@@ -101,6 +107,7 @@ class LazyInstance:
         "simulated",
         "spare",
         "step_time",
+        "touched",
         "up",
     )
 
@@ -133,6 +140,7 @@ class LazyInstance:
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
         self._first_release_s = self._own_decode_only_s = -1.0
         self.bounds_known = False  # nothing has changed since these two were asked for
+        self.touched = False  # it is on the list `touched` of its clock
         self._n_requests = 0
         self._sizes: Sizes | None = None
         self._clock: ClusterClock = FrozenClock()
@@ -350,6 +358,7 @@ class LazyInstance:
         self.kv_manager.resize(blocks)
         self.bounds_known = False  # blocks may end sooner
         self.decode_only_until_s = -1.0
+        self._clock.touch(self)
 
     def bring_home(self, pause_s: float) -> None:
         self.movable.bring_home(self.step_time, pause_s)

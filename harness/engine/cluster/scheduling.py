@@ -58,6 +58,7 @@ class InstanceRunner:
         # By when they may give a request back; stale where the group has another time.
         self.emitters: list[tuple[float, int, DeviceGroup]] = []
         self.changed: list[DeviceGroup] = []  # their time is asked for before the next run
+        self.touched: list[LazyInstance] = []  # of which a policy may see something else now
         for instance in instances:
             instance.run_by(self)
 
@@ -95,9 +96,18 @@ class InstanceRunner:
         instance.bounds_known = False
         self._note_changed(instance.device_group)
 
+    def touch(self, instance: LazyInstance) -> None:
+        """What its `snapshot`, its `inbox` or its KV cache manager shows may be something else."""
+        if not instance.touched:
+            instance.touched = True
+            self.touched.append(instance)
+
     def _note_changed(self, device_group: DeviceGroup) -> None:
         for instance in device_group.instances:
             instance.decode_only_until_s = -1.0
+            if not instance.touched:
+                instance.touched = True
+                self.touched.append(instance)
         if not device_group.changed:
             device_group.changed = True
             self.changed.append(device_group)
@@ -190,6 +200,7 @@ class InstanceRunner:
         if simulated.outbox:
             self._collect(instance)
         instance.bounds_known = False
+        self.touch(instance)
         self._ask(first)
 
     def run_busy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from ...core.records.request_records import Gaps
 
 Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
+Timed = TypeVar("Timed", Sample, tuple[float, int])
 
+_APART = 0.75  # of the time between samples; each comes at the end of a step
 _SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
 _SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
 
@@ -34,6 +37,7 @@ class Measures:
         "kv_block_s",
         "kv_peak",
         "last_decode_s",
+        "most_samples",
         "next_sample_s",
         "padded_tokens",
         "preemptions",
@@ -45,7 +49,10 @@ class Measures:
         "worked",
     )
 
-    def __init__(self, sample_s: float = float("inf")) -> None:
+    def __init__(self, sample_s: float = float("inf"), most_samples: float = float("inf")) -> None:
+        """Samples are `sample_s` seconds apart; whenever there are `most_samples`, half of them go
+        and the next ones are twice as far apart.
+        """
         self._gap_s = array("d")
         self._gap_count = array("q")
         self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
@@ -61,6 +68,7 @@ class Measures:
         self.kv_block_s = 0.0
         self.kv_peak = 0
         self.sample_s = sample_s
+        self.most_samples = most_samples
         self.next_sample_s = 0.0
         self.samples: list[Sample] = []
         self.worked: list[tuple[float, int]] = []  # time, tokens computed until then
@@ -76,6 +84,17 @@ class Measures:
         """That request leaves before its first step."""
         if last_token_s in self._joined:
             self._joined.remove(last_token_s)
+
+    def sample(self, sample: Sample, tokens: int) -> None:
+        """Take a sample, with the tokens computed until then."""
+        self.samples.append(sample)
+        self.worked.append((sample[0], tokens))
+        if len(self.worked) >= self.most_samples:
+            self.sample_s *= 2
+            apart_s = self.sample_s * _APART
+            self.samples = _apart(self.samples, apart_s)
+            self.worked = _apart(self.worked, apart_s)
+        self.next_sample_s = sample[0] + self.sample_s
 
     def idle(self, from_s: float, to_s: float) -> None:
         """Nothing is here between those times; a spell longer than a sample shows as such."""
@@ -129,6 +148,15 @@ class Measures:
         self._gap_s, self._gap_count = array("d"), array("q")
         self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
         return gaps
+
+
+def _apart(samples: list[Timed], apart_s: float) -> list[Timed]:
+    """Those that are so far apart, and all at which nothing ran."""
+    kept = samples[:1]
+    for sample in samples[1:]:
+        if sample[0] - kept[-1][0] >= apart_s or not any(sample[1:]):
+            kept.append(sample)
+    return kept
 
 
 def gaps_of(measures: Iterable[Measures]) -> Gaps:

@@ -355,11 +355,9 @@ class SimulatedInstance(Loop):
         running = len(self.decoding) + len(self.prefilling)
         waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
         kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
-        measures.samples.append((self.now_s, waiting, running, kv_blocks))
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
         tokens += self.decoded_tokens()
-        measures.worked.append((self.now_s, tokens))
-        measures.next_sample_s = self.now_s + measures.sample_s
+        measures.sample((self.now_s, waiting, running, kv_blocks), tokens)
 
     def _pass_time(self, horizon_s: float) -> bool:
         """Nothing can run now: let the clock go on. False if the horizon comes first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -28,7 +29,9 @@ from ..loop.traced_instance import EngineTrace, TracedInstance, TracedStaticInst
 from .simulated import SimulatedInstance
 from .static import StaticInstance
 
-_SAMPLES = 300
+_SAMPLES = 300  # of an instance
+_LEAST_SAMPLES = 60  # of each of many
+_MANY = 16  # instances, beyond which each is looked at less often
 
 Engine = Callable[..., Iterating]
 Made = TypeVar("Made", bound=EngineInstance)
@@ -99,7 +102,11 @@ class Builder:
         self._tiers: SharedStoreLedgers | None = None
         cached = cached and workload.prefix_blocks is not None
         self._prefix_block_size = workload.prefix_block_size if cached else 0
-        self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
+        count = max(_MANY, role.instances * placement.lanes)
+        samples = max(_LEAST_SAMPLES, _SAMPLES * _MANY // count)
+        self._sample_s = max(workload.span_s, 1.0) / samples
+        # How long a closed loop takes is not known beforehand.
+        self._most_samples = 2 * _SAMPLES if workload.concurrency is not None else math.inf
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
@@ -206,7 +213,7 @@ class Builder:
         stages: tuple[StageDevice, ...],
         index: int,
     ) -> Made:
-        measures = Measures(self._sample_s)
+        measures = Measures(self._sample_s, self._most_samples)
         return kind(policy, self._kv_manager(), predictions, self._steps, stages, measures, index)
 
     def _predicts(self, steps: Predicts) -> ModelledPredictions:

@@ -17,7 +17,7 @@ from ...core.cluster_policy import (
     Role,
     RouteOutcome,
     ServerRole,
-    least_loaded,
+    fewest_requests,
 )
 from ...core.instance import Instance, Links
 from ...core.kv.kv_cache_manager import KVCacheManager
@@ -138,14 +138,17 @@ class DisaggregatedPolicy(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Choose the prefill instance with the fewest requests."""
         instances = cluster.role(PREFILL)
-        return least_loaded(instances) if instances else HOLD
+        return fewest_requests(cluster, PREFILL) if instances else HOLD
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
         """Decode where the fewest are, among those that have room."""
         instances = cluster.role(DECODE)
-        if instances and has_room(r.kv_tokens, first := least_loaded(instances), cluster.state):
+        if not instances:
+            return HOLD
+        first = fewest_requests(cluster, DECODE)
+        if has_room(r.kv_tokens, first, cluster.state):
             return self.handed(r, first, cluster)
         for instance in sorted(instances, key=lambda s: (s.n_requests, s.index)):
             if has_room(r.kv_tokens, instance, cluster.state):

@@ -7,13 +7,16 @@ from math import inf
 import numpy as np
 import pytest
 
+from slo_bench.harness.core import cluster_policy
 from slo_bench.harness.core.state import WAITING
+from slo_bench.harness.engine.cluster.cluster import Cluster
 from slo_bench.harness.engine.cluster.lazy_instance import LazyInstance
 from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies import llumnix, mooncake
 from slo_bench.harness.policies.distserve import DistServe
-from slo_bench.harness.policies.llumnix import Llumnix
-from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.llumnix import Llumnix, freeness_bound
+from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -24,7 +27,7 @@ PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
 STEP_TIME = step_time(PLACEMENT).model
 
 
-def served(cluster):
+def served(cluster, instances=4):
     rng = np.random.default_rng(5)
     workload = Workload(
         arrival_s=np.cumsum(rng.exponential(0.15, 400)),
@@ -32,7 +35,7 @@ def served(cluster):
         output_tokens=rng.integers(2, 500, 400),
     )
     system = System("system", Vllm(), cluster=cluster)
-    return simulate(workload, system, PLACEMENT, STEP_TIME, instances=4).records
+    return simulate(workload, system, PLACEMENT, STEP_TIME, instances=instances).records
 
 
 def test_expected_free_blocks_and_waiting_tokens_equal_later_ones(monkeypatch):
@@ -73,3 +76,42 @@ def test_expecting_a_request_in_transfer_changes_no_times(cluster, monkeypatch):
     assert expected
     assert np.array_equal(expecting.finish_s, never_expecting.finish_s)
     assert np.array_equal(expecting.first_token_s, never_expecting.first_token_s)
+
+
+def test_a_router_reads_again_only_instances_that_have_changed(monkeypatch):
+    reads = {"kept": 0, "all": 0}
+
+    def counted(name):
+        def bound(instance):
+            reads[name] += 1
+            return freeness_bound(instance)
+
+        return bound
+
+    monkeypatch.setattr(llumnix, "freeness_bound", counted("kept"))
+    records = served(Llumnix(), instances=12)
+    monkeypatch.setattr(llumnix, "freeness_bound", counted("all"))
+    monkeypatch.setattr(Cluster, "kept", lambda self, value: np.array([value(i) for i in self.up]))
+    read_all = served(Llumnix(), instances=12)
+    assert np.array_equal(records.finish_s, read_all.finish_s)
+    assert np.array_equal(records.instance, read_all.instance)
+    assert 0 < reads["kept"] < reads["all"] / 3
+
+
+@pytest.mark.parametrize("name", ["distserve", "mooncake"])
+def test_kept_values_route_as_reading_every_instance_does(name, monkeypatch):
+    cluster = SYSTEMS[name].with_parameters(prefill_instances=17, decode_instances=17).cluster
+    calls = []
+    kept = Cluster.kept
+    monkeypatch.setattr(
+        Cluster, "kept", lambda self, *words: calls.append(words) or kept(self, *words)
+    )
+    records = served(cluster, instances=34)
+    assert len(calls) >= len(records)
+    for module in (cluster_policy, mooncake):
+        monkeypatch.setattr(module, "MANY", 1000)
+    calls.clear()
+    read_all = served(cluster, instances=34)
+    assert not calls
+    assert np.array_equal(records.finish_s, read_all.finish_s)
+    assert np.array_equal(records.instance, read_all.instance)

@@ -9,6 +9,7 @@ import pytest
 
 from slo_bench.harness.core.counters import TimedCounters
 from slo_bench.harness.engine.cluster.recorder import acts_of
+from slo_bench.harness.engine.loop.measures import Measures
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.shared.disaggregated import NETWORK_LATENCY_S
@@ -88,3 +89,46 @@ def test_cluster_actions_are_recorded_with_their_reason():
         ("evictions: pages are short", pytest.approx(9.5), rate),
     ]
     assert counters == {"evictions": 3}
+
+
+def closed(n: int) -> Workload:
+    return Workload(
+        arrival_s=np.zeros(n),
+        prompt_tokens=np.full(n, 100),
+        output_tokens=np.full(n, 300),
+        concurrency=4,
+    )
+
+
+def test_samples_of_a_closed_loop_are_as_many_however_long_it_takes():
+    for requests in (200, 800):
+        result = simulate(closed(requests), System("vllm", Vllm()), PLACEMENT, STEP_TIME)
+        times_s, makespan_s = result.timeline.time_s, result.totals.makespan_s
+        assert 290 < len(times_s) < 610
+        assert np.diff(times_s).max() < makespan_s / 200
+        assert times_s[-1] == pytest.approx(makespan_s)
+
+
+def test_spells_without_requests_stay_when_samples_get_further_apart():
+    measures = Measures(sample_s=1.0, most_samples=6)
+    for time_s in range(5):
+        measures.sample((float(time_s), 0, 2, 9), time_s)
+    measures.idle(4.5, 9.5)
+    measures.sample((9.5, 0, 1, 5), 5)
+    assert [sample[0] for sample in measures.samples] == [0.0, 2.0, 4.0, 4.5, 9.5]
+    assert measures.worked == [(0.0, 0), (2.0, 2), (4.0, 4), (9.5, 5)]
+    assert (measures.sample_s, measures.next_sample_s) == (2.0, 11.5)
+
+
+def test_each_of_many_instances_is_sampled_less_often():
+    workload = Workload(
+        arrival_s=np.linspace(0.0, 40.0, 256),
+        prompt_tokens=np.full(256, 100),
+        output_tokens=np.full(256, 400),
+    )
+    samples_by_instances = {}
+    for instances in (4, 64):
+        system = System("vllm", Vllm())
+        result = simulate(workload, system, PLACEMENT, STEP_TIME, instances=instances)
+        samples_by_instances[instances] = len(result.timeline.time_s)
+    assert samples_by_instances[64] < 8 * samples_by_instances[4]
