@@ -23,7 +23,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
 
@@ -95,14 +95,22 @@ class Spread:
     level: float
     same_system: bool
 
-    def thinned(self, max_rows: int) -> Spread:
-        """At most `max_rows` rows of one weight, evenly spaced in the order of the summed logs."""
-        if len(self.weights) <= max_rows:
-            return self
+    def evenly(self, n: int) -> Ints:
+        """`n` rows of one weight, evenly spaced in the order of the summed logs."""
         order = np.argsort(self.logs.sum(axis=1))
         below = np.cumsum(self.weights[order]) / self.weights.sum()
-        chosen = order[np.searchsorted(below, (np.arange(max_rows) + 0.5) / max_rows)]
-        return Spread(self.logs[chosen], np.ones(max_rows), self.level, self.same_system)
+        rows: Ints = order[np.searchsorted(below, (np.arange(n) + 0.5) / n)]
+        return rows
+
+    def thinned(self, max_rows: int) -> Spread:
+        """At most `max_rows` rows of one weight, evenly spaced."""
+        if len(self.weights) <= max_rows:
+            return self
+        return replace(self.rows(self.evenly(max_rows)), weights=np.ones(max_rows))
+
+    def rows(self, which: Ints) -> Spread:
+        """Some of the rows."""
+        return replace(self, logs=self.logs[which], weights=self.weights[which])
 
     def band(self, values: Floats) -> tuple[float, float]:
         """Quantiles of a figure that has `values` [rows], one for each row of residuals."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from ...harness.core.records.request_records import Result
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
@@ -30,6 +31,7 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
 from ..capacity.capacity_options import SIMULATED_BUDGET_HORIZONS
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import Budget, Capacity, SearchOptions
@@ -463,7 +465,15 @@ def _figures(spec: CellSpec, target: float) -> PlanFigures:
         column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
         for column in columns
     }
-    keeps = share_that_keeps(spec, workload, result, row, target)
+
+    def at_speed(speed: float) -> tuple[Workload, Result]:
+        """The run of a server that is faster by a factor: of the same requests, further apart."""
+        arrival_s = workload.arrival_s * speed
+        deadline_s = workload.deadline_s + arrival_s - workload.arrival_s
+        sooner = replace(workload, arrival_s=arrival_s, deadline_s=deadline_s)
+        return sooner, simulated(spec, sooner, predicted_output_tokens(spec, sooner))
+
+    keeps = share_that_keeps(spec, workload, result, row, target, at_speed)
     return PlanFigures(**figures, keeps=keeps)
 
 
