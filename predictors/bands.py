@@ -87,13 +87,15 @@ class Spread:
     """Residuals (log of measured / predicted) that a prediction may have.
 
     `logs` [rows, metrics] weigh `weights` [rows]; `level` is the share between the two quantiles
-    that make a band. `same_system`: they are of the same engine, GPU and model.
+    that make a band. `same_system`: they are of the same engine, GPU and model; `borrowed`: some
+    are of kernel tables, since few of the prediction's kind of step times were measured.
     """
 
     logs: Floats
     weights: Floats
     level: float
     same_system: bool
+    borrowed: bool = False
 
     def evenly(self, n: int) -> Ints:
         """`n` rows of one weight, evenly spaced in the order of the summed logs."""
@@ -189,19 +191,20 @@ class Residuals:
         logs = np.where(np.isfinite(exact), exact, means)
         comparable = np.isfinite(logs).all(axis=1) & self._alike(setting)
         others = comparable & (self.names["id"] != without) if without else comparable
+        borrowed = bool((others & ~self.having("step_time", setting.step_time)).any())
         same = others.copy()
         for name in ("engine", "gpu", "model"):
             same &= self.having(name, getattr(setting, name))
         regime, measured = self.having("regime", setting.regime), np.isfinite(exact).all(axis=1)
         for rows in (same & regime & measured, same & regime, same & measured, same):
             if rows.sum() >= LEAST_ROWS:
-                return Spread(logs[rows], np.ones(int(rows.sum())), LEVEL, same_system=True)
+                return Spread(logs[rows], np.ones(int(rows.sum())), LEVEL, True, borrowed)
         if _n_groups(self.groups[comparable]) < LEAST_GROUPS:
             return None
         level = self._level((setting.step_time, setting.kind, tuple(metrics)), logs, comparable)
         pooled = _regime_rows(self.groups, others, regime)
         weights = _group_weights(self.groups[pooled])
-        return Spread(*_mirrored(logs[pooled], weights), level, same_system=False)
+        return Spread(*_mirrored(logs[pooled], weights), level, False, borrowed)
 
     def _alike(self, setting: Setting) -> Mask:
         """Rows with these step times and this kind of model.

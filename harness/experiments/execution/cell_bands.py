@@ -78,6 +78,7 @@ def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
             columns |= _both("goodput_rps", low * goodput, high * goodput)
         seen_text = "seen" if joint.same_system else "not seen"
+        seen_text += ", errors of kernel tables" * joint.borrowed
         basis = setting.engine, setting.step_time, setting.gpu, f"tp {spec.placement.tp}", seen_text
         columns[BAND_BASIS] = ", ".join(basis)
         columns[BAND_LEVEL] = joint.level
