@@ -23,7 +23,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
 
@@ -87,22 +87,32 @@ class Spread:
     """Residuals (log of measured / predicted) that a prediction may have.
 
     `logs` [rows, metrics] weigh `weights` [rows]; `level` is the share between the two quantiles
-    that make a band. `same_system`: they are of the same engine, GPU and model.
+    that make a band. `same_system`: they are of the same engine, GPU and model; `borrowed`: some
+    are of kernel tables, since few of the prediction's kind of step times were measured.
     """
 
     logs: Floats
     weights: Floats
     level: float
     same_system: bool
+    borrowed: bool = False
 
-    def thinned(self, max_rows: int) -> Spread:
-        """At most `max_rows` rows of one weight, evenly spaced in the order of the summed logs."""
-        if len(self.weights) <= max_rows:
-            return self
+    def evenly(self, n: int) -> Ints:
+        """`n` rows of one weight, evenly spaced in the order of the summed logs."""
         order = np.argsort(self.logs.sum(axis=1))
         below = np.cumsum(self.weights[order]) / self.weights.sum()
-        chosen = order[np.searchsorted(below, (np.arange(max_rows) + 0.5) / max_rows)]
-        return Spread(self.logs[chosen], np.ones(max_rows), self.level, self.same_system)
+        rows: Ints = order[np.searchsorted(below, (np.arange(n) + 0.5) / n)]
+        return rows
+
+    def thinned(self, max_rows: int) -> Spread:
+        """At most `max_rows` rows of one weight, evenly spaced."""
+        if len(self.weights) <= max_rows:
+            return self
+        return replace(self.rows(self.evenly(max_rows)), weights=np.ones(max_rows))
+
+    def rows(self, which: Ints) -> Spread:
+        """Some of the rows."""
+        return replace(self, logs=self.logs[which], weights=self.weights[which])
 
     def band(self, values: Floats) -> tuple[float, float]:
         """Quantiles of a figure that has `values` [rows], one for each row of residuals."""
@@ -181,19 +191,20 @@ class Residuals:
         logs = np.where(np.isfinite(exact), exact, means)
         comparable = np.isfinite(logs).all(axis=1) & self._alike(setting)
         others = comparable & (self.names["id"] != without) if without else comparable
+        borrowed = bool((others & ~self.having("step_time", setting.step_time)).any())
         same = others.copy()
         for name in ("engine", "gpu", "model"):
             same &= self.having(name, getattr(setting, name))
         regime, measured = self.having("regime", setting.regime), np.isfinite(exact).all(axis=1)
         for rows in (same & regime & measured, same & regime, same & measured, same):
             if rows.sum() >= LEAST_ROWS:
-                return Spread(logs[rows], np.ones(int(rows.sum())), LEVEL, same_system=True)
+                return Spread(logs[rows], np.ones(int(rows.sum())), LEVEL, True, borrowed)
         if _n_groups(self.groups[comparable]) < LEAST_GROUPS:
             return None
         level = self._level((setting.step_time, setting.kind, tuple(metrics)), logs, comparable)
         pooled = _regime_rows(self.groups, others, regime)
         weights = _group_weights(self.groups[pooled])
-        return Spread(*_mirrored(logs[pooled], weights), level, same_system=False)
+        return Spread(*_mirrored(logs[pooled], weights), level, False, borrowed)
 
     def _alike(self, setting: Setting) -> Mask:
         """Rows with these step times and this kind of model.

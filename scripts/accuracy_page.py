@@ -13,18 +13,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
+
+import numpy as np
 
 from slo_bench.harness.validation.accuracy.aiconfigurator import beside
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.prediction_errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.readers import read_folder
+from slo_bench.harness.validation.accuracy.reliability import (
+    EDGES,
+    ladders,
+    reliability,
+    told_plans,
+)
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.bands import (
     DENSE,
     EXPERTS,
     KINDS,
+    LEAST_ROWS,
+    METRICS,
     STEP_TIMES,
     coverage,
     model_kind,
@@ -151,7 +161,9 @@ def _beside(judged: Sequence[Judged]) -> str:
 
 
 def _coverage() -> str:
-    """Share of measurements in bands that were made without them, their model or their GPU."""
+    """Share of measurements in bands that were made without them, their model or their GPU; of few,
+    how many.
+    """
     all_residuals = residuals()
     rows = []
     for kind, step_time in product(KINDS, STEP_TIMES):
@@ -164,9 +176,38 @@ def _coverage() -> str:
                 coverage(all_residuals, step_time, metric, left_out, kind)
                 for left_out in ("id", "model", "gpu")
             ]
-            line.append(", ".join(f"{share:.0%}" for share in shares))
+            known = np.isfinite(all_residuals.logs[there, METRICS.index(metric)]).sum()
+            few = f"{shares[0] * known:.0f} of {known}"
+            is_few = known < LEAST_ROWS
+            line.append(few if is_few else ", ".join(f"{share:.0%}" for share in shares))
         rows.append(line)
     return table(("models, step times", *CLOSED), rows)
+
+
+def _reliability() -> str:
+    """How many plans held by what they were told, with their model, then their GPU, left out."""
+    all_residuals = residuals()
+    measurements = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    rows = []
+    for kind, step_time in product(KINDS, STEP_TIMES):
+        measured = {
+            name: steps
+            for name, steps in ladders(measurements, all_residuals, step_time).items()
+            if steps[0].setting.kind == kind
+        }
+        tables = [
+            reliability(told_plans(measured, all_residuals, left_out))
+            for left_out in ("model", "gpu")
+        ]
+        if any(n for _, _, n, _, _ in tables[0]):
+            rows.append([f"{kind}, {step_time}", *map(_held, *tables)])
+    heads = [f"told {low:.0%} to {high:.0%}" for low, high in pairwise(EDGES)]
+    return table(("models, step times", *heads), rows)
+
+
+def _held(*buckets: tuple[float, float, int, int, float]) -> str:
+    shares = [f"{held:.0%} of {n:,}" if n else "–" for _, _, n, _, held in buckets]
+    return ", ".join(shares)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
@@ -189,6 +230,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         "worst": _worst(judged),
         "beside": _beside(judged),
         "coverage": _coverage(),
+        "reliability": _reliability(),
     }
     for name, part in parts.items():
         replace_part(name, part)

@@ -49,6 +49,7 @@ def show_plans(
         "only cost more",
         *plan_page.confirmed_lines(planned.plans, planned.refuted),
         *plan_page.unfitted_lines(rows),
+        *plan_page.decided_lines(rows),
     ]
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]

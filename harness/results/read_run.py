@@ -22,6 +22,7 @@ from ...workloads.parsing import parse_json
 from ...workloads.request import SLO_COLUMNS
 from .run_folder import (
     BAND_BASIS,
+    BAND_DRAWS,
     CHECKSUMS,
     EXPERIMENT,
     PLANNED,
@@ -51,7 +52,10 @@ WARM_CACHE_COLUMN = "warm_cache_share"
 """Share of prompt tokens that a server had cached before though the workload does not share them;
 only cells on real servers have it."""
 
-_WORD_COLUMNS = (REASON_COLUMN, FAULT_COLUMN, API_COLUMN, TOKENIZER_COLUMN, BAND_BASIS)
+_WORD_COLUMNS = (
+    *(REASON_COLUMN, FAULT_COLUMN, API_COLUMN, TOKENIZER_COLUMN),
+    *(BAND_BASIS, BAND_DRAWS),
+)
 
 NUMBER_COLUMNS = (
     "gpus",

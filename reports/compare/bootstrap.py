@@ -231,15 +231,19 @@ def resample(
     paired: bool,
     rng: np.random.Generator,
     replicates: int = REPLICATES,
+    picks: Ints | None = None,
 ) -> Differences:
     """Figures as means over runs (seeds), and what they come out as when seeds and then blocks of
-    requests are drawn again. `paired`: the runs of A and B are the same requests, one by one.
+    requests are drawn again. `paired`: the runs of A and B are the same requests, one by one, and
+    the seeds are `picks` (replicates, seeds) where they are given.
     """
     shared = None
     if paired:
         cuts = [block_count(pair) for pair in zip(runs_a, runs_b, strict=True)]
         counts = [draw_counts(n, replicates, rng) for n in cuts]
-        shared = counts, rng.integers(len(cuts), size=(replicates, len(cuts)))
+        if picks is None:
+            picks = rng.integers(len(cuts), size=(replicates, len(cuts)))
+        shared = counts, picks
     drawn = []
     for runs in (runs_a, runs_b):
         if shared is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,14 +27,23 @@ from .bootstrap import (
 )
 from .conditions import SLO, changes_requests, check_allowed
 from .matching import Matched, MatchedRuns, match
+from .model_error import difference_band, holds
+from .pairing import LevelSamples, samples_of
+from .rate_lead import (
+    ATTAINMENT,
+    CONFIDENCE,
+    RateLead,
+    deciding_levels,
+    drawn_attainment,
+    draws_of,
+    rate_lead,
+)
 from .results import (
     COMPARED,
     Cell,
     Clock,
     NotComparableError,
-    RequestResults,
     Results,
-    RunSample,
     common_clock,
     metrics_named,
     run_results,
@@ -43,7 +52,6 @@ from .results import (
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "none", "unknown"]
 
-CONFIDENCE = 0.95
 _ONE_SLO = "--slo holds both against the same"
 DEFAULT_METRICS = metrics_named(",".join(COMPARED))
 
@@ -76,6 +84,7 @@ class Row:
     stationary_a: bool | None = None
     stationary_b: bool | None = None
     drifting_after_s: float = math.nan  # arrivals of the cells that are not stationary, mean
+    model_band: Interval | None = None  # of the difference, by the model's error; None: not known
 
     @property
     def stationary(self) -> bool | None:
@@ -86,6 +95,11 @@ class Row:
     def significant(self) -> bool:
         """Whether the difference is more than noise, all rows considered."""
         return self.verdict in ("better", "worse")
+
+    @property
+    def in_reality(self) -> bool | None:
+        """Whether the model's error leaves the difference its sign; None: not known."""
+        return holds(self.difference, self.model_band)
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class Comparison:
     name_a: str
     name_b: str
     rows: Sequence[Row]
+    leads: Mapping[str, RateLead]  # by label, where there are several rates
     matched: Matched
     clock: Clock
     confidence: float
@@ -175,6 +190,8 @@ def compare(
         SloBenchError: an argument is out of range, or records cannot be read.
     """
     check_allowed(allow_different)
+    if slo is not None:  # bands of attainment are by the bounds that runs had
+        a, b = (replace(n, cells=[replace(cell, row={}) for cell in n.cells]) for n in (a, b))
     allowed = {*allow_different, *(SLO if slo is not None else ())}
     if not 0.5 <= confidence < 1:
         raise SloBenchError(f"confidence must be from 0.5 to 1 but is {confidence}")
@@ -195,29 +212,30 @@ def compare(
     explained = "workload" in allowed or changes_requests((*matched.unlike, *matched.differs))
     notes = [*a.notes, *b.notes, *matched.notes]
     unserved: list[str] = []
+    drawn: dict[str, dict[float, Differences]] = {}  # attainment by label and rate
+    by_label: dict[str, list[MatchedRuns]] = {}
+    for level in matched.levels:
+        by_label.setdefault(level.label, []).append(level)
+    deciding = {id(level) for levels in by_label.values() for level in deciding_levels(levels)}
     streams = np.random.default_rng(seed).spawn(len(matched.levels))
     for done, (level, rng) in enumerate(zip(matched.levels, streams, strict=True), start=1):
-        served = _served(level, clock, slo)
-        shared = [seed for seed in served if seed.a is not None and seed.b is not None]
-        paired = bool(shared) and all(seed.same_requests for seed in shared)
-        same_bounds = not paired or all(seed.same_bounds for seed in shared)
+        samples = samples_of(level, clock, slo)
+        shared = samples.shared
+        same_bounds = not samples.paired or all(seed.same_bounds for seed in shared)
         if not same_bounds and "slo" not in {*unlike, *allowed}:
             unlike["slo"] = f"the SLOs differ ({_ONE_SLO})"
         both_run = a.settings is not None and b.settings is not None
         if both_run and not explained and not all(seed.same_prompts for seed in shared):
             unlike["workload"] = "the workloads differ: requests of the same seed are not the same"
-        if paired and len(shared) < len(served):
-            lost = len(served) - len(shared)
-            notes.append(f"{lost} runs whose seed the other side lacks are left out.")
-            served = shared
-        samples_a = [seed.a for seed in served if seed.a is not None]
-        samples_b = [seed.b for seed in served if seed.b is not None]
-        if not any(sample.finished for sample in (*samples_a, *samples_b)):
+        if samples.lost:
+            notes.append(f"{samples.lost} runs whose seed the other side lacks are left out.")
+        if not samples.finished:
             unserved.append(_place(level))
             continue
-        drawn = resample(samples_a, samples_b, kept, paired=paired, rng=rng, replicates=replicates)
-        counts = (len(samples_a), len(samples_b), sum(seed.requests for seed in served))
-        rows += _rows(level, kept, drawn, confidence, paired=paired, counts=counts)
+        rows += level_rows(level, samples, kept, confidence, rng, replicates)
+        by_rate = drawn.setdefault(level.label, {})
+        if ATTAINMENT in kept and level.rate_rps is not None and id(level) in deciding:
+            by_rate[level.rate_rps] = drawn_attainment(samples, replicates)
         if progress is not None:
             progress(done, len(matched.levels))
     if unserved:
@@ -241,12 +259,16 @@ def compare(
             f"latencies count from sending on both sides, because {which.name} "
             "knows no other moment; a client that was late is not seen."
         )
+    leads = {
+        label: rate_lead(by_rate, by_label[label], confidence) for label, by_rate in drawn.items()
+    }
     return Comparison(
         a=a,
         b=b,
         name_a=names[0],
         name_b=names[1],
-        rows=_judged(rows, 1 - confidence),
+        rows=judged(rows, 1 - confidence),
+        leads={label: lead for label, lead in leads.items() if lead is not None},
         matched=matched,
         clock=clock,
         confidence=confidence,
@@ -279,79 +301,19 @@ def _refused(
     return {name: why for name, why in refusals.items() if why is not None}
 
 
-@dataclass(frozen=True)
-class _Seed:
-    """Samples of A and B for one seed of a level; None if one of them lacks the seed.
-
-    `requests` are B's, those of the warm-up too. The rest is true where either lacks the seed.
-    """
-
-    a: RunSample | None
-    b: RunSample | None
-    requests: int
-    same_prompts: bool = True
-    same_requests: bool = True  # row by row, and the same of them count
-    same_bounds: bool = True
-
-
-def _served(level: MatchedRuns, clock: Clock, slo: Slo | None) -> list[_Seed]:
-    """All seeds of a level; of no more than one are the requests held at a time."""
-    cells_a = {cell.seed: cell for cell in level.a}
-    cells_b = {cell.seed: cell for cell in level.b}
-    return [
-        _seed(cells_a.get(seed), cells_b.get(seed), clock, slo)
-        for seed in sorted({*cells_a, *cells_b})
-    ]
-
-
-def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | None) -> _Seed:
-    a = None if cell_a is None else cell_a.read()
-    b = None if cell_b is None else cell_b.read()
-    alone = _Seed(
-        a=None if a is None else a.sample(clock, slo),
-        b=None if b is None else b.sample(clock, slo),
-        requests=0 if b is None else len(b),
-    )
-    if a is None or b is None:
-        return alone
-    prompts = _same_prompts(a, b)
-    return replace(
-        alone,
-        same_prompts=prompts,
-        same_requests=prompts and bool(np.array_equal(a.counted, b.counted)),
-        same_bounds=_same_bounds(a, b),
-    )
-
-
-def _same_prompts(a: RequestResults, b: RequestResults) -> bool:
-    if len(a) != len(b) or not np.array_equal(a.prompt_tokens, b.prompt_tokens):
-        return False
-    if a.expected_output_tokens is None or b.expected_output_tokens is None:
-        return True
-    return bool(np.array_equal(a.expected_output_tokens, b.expected_output_tokens))
-
-
-def _same_bounds(a: RequestResults, b: RequestResults) -> bool:
-    if a.bounds_s is None or b.bounds_s is None:
-        return a.bounds_s is b.bounds_s
-
-    def bounds(bounds_s: Floats) -> Floats:
-        return np.where(np.isnan(bounds_s), np.inf, bounds_s)  # no bound, either way
-
-    return all(
-        np.array_equal(bounds(a.bounds_s[name]), bounds(b.bounds_s[name])) for name in a.bounds_s
-    )
-
-
-def _rows(
+def level_rows(
     level: MatchedRuns,
+    samples: LevelSamples,
     metrics: Sequence[RequestFigure],
-    drawn: Differences,
     confidence: float,
-    *,
-    paired: bool,
-    counts: tuple[int, int, int],
-) -> Iterable[Row]:
+    rng: np.random.Generator,
+    replicates: int = REPLICATES,
+) -> list[Row]:
+    """A row for each metric at one level, not yet judged."""
+    drawn = resample(
+        samples.a, samples.b, metrics, paired=samples.paired, rng=rng, replicates=replicates
+    )
+    rows = []
     for index, metric in enumerate(metrics):
         a, b = float(drawn.a[index]), float(drawn.b[index])
         difference = b - a
@@ -359,7 +321,7 @@ def _rows(
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = draws / drawn.drawn_a[index]
         is_finite = math.isfinite(difference)
-        yield Row(
+        row = Row(
             label=level.label,
             rate_rps=level.rate_rps,
             metric=metric,
@@ -372,14 +334,17 @@ def _rows(
             p=p_value(difference, draws),
             p_holm=math.nan,
             verdict="unknown",
-            seeds_a=counts[0],
-            seeds_b=counts[1],
-            requests=counts[2],
-            paired=paired,
+            seeds_a=len(samples.a),
+            seeds_b=len(samples.b),
+            requests=sum(seed.requests for seed in samples.seeds),
+            paired=samples.paired,
             stationary_a=_all_stationary(cell.stationary for cell in level.a),
             stationary_b=_all_stationary(cell.stationary for cell in level.b),
             drifting_after_s=_drifting_after_s((*level.a, *level.b)),
+            model_band=difference_band(draws_of(level.a, metric), draws_of(level.b, metric)),
         )
+        rows.append(row)
+    return rows
 
 
 def _drifting_after_s(cells: Iterable[Cell]) -> float:
@@ -392,17 +357,17 @@ def _all_stationary(each: Iterable[bool | None]) -> bool | None:
     return False if False in flags else None if None in flags else True
 
 
-def _judged(rows: Sequence[Row], level: float) -> list[Row]:
+def judged(rows: Sequence[Row], level: float) -> list[Row]:
     """Corrected for their number, and called better, worse or neither."""
-    judged = []
+    judged_rows = []
     for row, corrected in zip(rows, holm([row.p for row in rows]), strict=True):
         verdict: Verdict = "none"
         if math.isnan(corrected):
             verdict = "unknown"
         elif corrected < level:
             verdict = "better" if (row.difference > 0) == row.metric.higher_is_better else "worse"
-        judged.append(replace(row, p_holm=corrected, verdict=verdict))
-    return judged
+        judged_rows.append(replace(row, p_holm=corrected, verdict=verdict))
+    return judged_rows
 
 
 @dataclass(frozen=True)

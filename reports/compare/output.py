@@ -19,6 +19,8 @@ from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
 from ..terminal.screen import Screen
 from .comparing import Comparison, Judgement, Row, Verdict
+from .model_error import HOLDS, INSIDE, NOTE
+from .rate_lead import TARGET
 
 WORDS = {"better": "better", "worse": "worse", "none": "not distinguishable", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
@@ -49,6 +51,20 @@ def headline(comparison: Comparison) -> str:
         f"{comparison.name_b} against {comparison.name_a}: {', '.join(counts) or 'nothing to say'}"
         f" of {len(comparison.rows)} comparisons (Holm-corrected, level {level})."
     )
+
+
+def lead_lines(comparison: Comparison) -> Iterable[str]:
+    """For each label with several rates, the highest rates in SLO, and what is certain of them."""
+    for label, lead in comparison.leads.items():
+        where = f"{label}: " if label else ""
+        interval = f"{_signed(lead.bounds.low)} … {_signed(lead.bounds.high)}"
+        words = WORDS[lead.verdict]
+        if lead.verdict != "none" and lead.in_reality is not None:
+            words += f", {HOLDS if lead.in_reality else INSIDE}"
+        yield (
+            f"{where}req/s with {TARGET:.0%} in SLO: {rate_text(lead.a_rps)} → "
+            f"{rate_text(lead.b_rps)} ({interval}): {words}."
+        )
 
 
 def value_text(metric: RequestFigure, value: float) -> str:
@@ -90,7 +106,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     for label in labels_of(comparison):
         parts.append(rows_table(comparison, [label], holm=False).rich(label))
     parts += [Text(line, style="dim") for line in note_lines(comparison)]
-    parts += [Text(line) for line in differing_lines(comparison)]
+    parts += [Text(line) for line in (*differing_lines(comparison), *lead_lines(comparison))]
     return Group(*parts, Text(headline(comparison), style="bold"))
 
 
@@ -111,9 +127,16 @@ def _cells(row: Row, holm: bool) -> list[str | Cell]:
     verdict = WORDS[row.verdict]
     if row.stationary is False:
         verdict += f", {overloaded_text(row)}"
+    if _inside(row):
+        verdict += f", {INSIDE}"
     more = [p_text(row.p_holm)] if holm else []
     style = _STYLES[row.verdict], _CSS.get(row.verdict, "")
     return [row.metric.short, _rate_text(row), *_figures(row), *more, Cell(verdict, *style)]
+
+
+def _inside(row: Row) -> bool:
+    """Whether a difference is more than noise, and no more than the model's error."""
+    return row.significant and row.in_reality is False
 
 
 def _rate_text(row: Row) -> str:
@@ -170,6 +193,9 @@ def note_lines(comparison: Comparison) -> Iterable[str]:
             "overloaded: a queue grows for as long as load lasts, or attainment drifts, so that "
             "the size of the difference depends on the time of arrivals that the row names."
         )
+    leads = comparison.leads.values()
+    if any(map(_inside, comparison.rows)) or any(lead.in_reality is False for lead in leads):
+        yield NOTE
     yield from comparison.notes
 
 
@@ -188,6 +214,18 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "obstacles": list(comparison.obstacles),
         "refused": dict(comparison.refused),
         "notes": list(comparison.notes),
+        "rates_in_slo": [
+            {
+                "label": label,
+                "a_rps": lead.a_rps,
+                "b_rps": lead.b_rps,
+                "difference_low": lead.bounds.low,
+                "difference_high": lead.bounds.high,
+                "verdict": lead.verdict,
+                "in_reality": lead.in_reality,
+            }
+            for label, lead in comparison.leads.items()
+        ],
         "rows": [row_json(row) for row in comparison.rows],
     }
 
@@ -208,6 +246,7 @@ def row_json(row: Row) -> dict[str, Any]:
     for name in (
         "significant",
         "verdict",
+        "in_reality",
         "stationary",
         "paired",
         "seeds_a",
@@ -250,7 +289,12 @@ def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
             verdict += f", though the estimate is beyond {limit}"
         names = escaped(row.label), _rate_text(row), escaped(row.metric.short)
         lines.append(f"| {' | '.join((*names, *_figures(row), p_text(row.p_holm), verdict))} |")
-    notes = (headline(compared), *differing_lines(compared), *note_lines(compared))
+    notes = (
+        headline(compared),
+        *lead_lines(compared),
+        *differing_lines(compared),
+        *note_lines(compared),
+    )
     lines += ["", *(f"- {escaped(line)}" for line in notes)]
     return "\n".join(lines) + "\n"
 
@@ -286,7 +330,7 @@ def comparison_page(comparison: Comparison) -> str:
         "comparison.html",
         page_data(names, badge, drawn),
         heading=f"{comparison.name_b} against {comparison.name_a}",
-        answer=headline(comparison),
+        answer=" ".join((headline(comparison), *lead_lines(comparison))),
         differing=list(differing_lines(comparison)),
         of=comparison,
         figures=drawn,

@@ -183,6 +183,7 @@ class Cell:
     stationary: bool | None = None  # None: cannot be told
     window_s: float = math.nan  # window of arrivals
     invalid_because: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of cells.csv
 
 
 @dataclass(frozen=True)
@@ -256,29 +257,8 @@ def run_results(path: Path) -> Results:
             f"{path} kept no per-request records, without which nothing says how certain a "
             "difference is; run it again without --records none"
         )
-    experiment = _experiment(run)
-    closed = _closed(experiment)
     table = combine([run])
-    columns = [c for c in ("system", *IDENTITY, *run.axes) if c in table.columns]
-    cells = [
-        Cell(
-            name=str(row["cell"]),
-            identity={c: _identity(c, row[c], axis=c in run.axes) for c in columns},
-            rate_rps=None if closed else float(row["level_rps"]),
-            seed=int(row["seed"]),
-            read=partial(
-                read_requests,
-                path,
-                str(row["cell"]),
-                _warmup_s(experiment, row),
-                offered=not closed,
-            ),
-            stationary=row.get("stationary"),
-            window_s=float(row.get("arrival_window_s", math.nan)),
-            invalid_because=_invalid_because(row),
-        )
-        for _, row in table.iterrows()
-    ]
+    cells = run_cells(run, table)
     left_out = [cell for cell in cells if cell.invalid_because]
     if len(left_out) == len(cells):
         raise NotComparableError(
@@ -290,7 +270,7 @@ def run_results(path: Path) -> Results:
             f"{run.name}: {len(left_out)} of {len(cells)} cells are invalid and left out: "
             f"{reasons_text(left_out)}."
         )
-    settings = Settings.of(experiment, run.environment.get(INPUTS))
+    settings = Settings.of(_experiment(run), run.environment.get(INPUTS))
     return Results(
         name=run.name,
         kind="slo-bench",
@@ -304,6 +284,33 @@ def run_results(path: Path) -> Results:
         failed=failed_text(table),
         tested=tuple(lines_of_settings(run.experiment_toml)),
     )
+
+
+def run_cells(run: RunResults, table: pd.DataFrame) -> list[Cell]:
+    """The cells of a run, of the rows of `levels.combine` that are its own."""
+    experiment = _experiment(run)
+    closed = _closed(experiment)
+    columns = [c for c in ("system", *IDENTITY, *run.axes) if c in table.columns]
+    return [
+        Cell(
+            name=str(row["cell"]),
+            identity={c: _identity(c, row[c], axis=c in run.axes) for c in columns},
+            rate_rps=None if closed else float(row["level_rps"]),
+            seed=int(row["seed"]),
+            read=partial(
+                read_requests,
+                run.path,
+                str(row["cell"]),
+                _warmup_s(experiment, row),
+                offered=not closed,
+            ),
+            stationary=row.get("stationary"),
+            window_s=float(row.get("arrival_window_s", math.nan)),
+            invalid_because=_invalid_because(row),
+            row=dict(row),
+        )
+        for _, row in table.iterrows()
+    ]
 
 
 def _invalid_because(row: pd.Series[Any]) -> str:

@@ -117,11 +117,16 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
 
 def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
     """The facet and the series of a search: what the page calls its cells."""
-    in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
-    search_cells = cells[in_search & (cells["folder"] == row["folder"])]
-    if search_cells.empty:
+    searched = cells[search_cells(row, cells)]
+    if searched.empty:
         return None
-    return str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0])
+    return str(searched["facet"].iloc[0]), str(searched["series"].iloc[0])
+
+
+def search_cells(row: Row, cells: pd.DataFrame) -> pd.Series[bool]:
+    """Which cells are runs of the search of a row."""
+    in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
+    return in_search & (cells["folder"] == row.get("folder", 0))
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:

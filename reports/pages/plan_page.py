@@ -121,6 +121,24 @@ def unfitted_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return ["* step times estimated from the GPU's data sheet, not fitted to measurements"]
 
 
+def decided_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the cheapest plan has no fitted step times: the cheapest that has, and what decides."""
+    first = rows[0]
+    if first["step_time"] == "fitted":
+        return []
+    fitted = next((row for row in rows if row["step_time"] == "fitted"), None)
+    if fitted is None:
+        return ["no plan on fitted step times carries the load"]
+    spare, place = spare_of(first), f"{first['gpu']}, tp {first['tp']}"
+    limit = "" if spare is None else f" by more than {max(spare, 0):.0%}"
+    return [
+        f"cheapest on fitted step times: {', '.join(plan_parts(fitted)[:2])}, "
+        f"{fitted['usd_per_hour']:.2f} USD an hour; it is the cheaper one if steps on {place}, "
+        f"take longer than estimated{limit}: slo-bench profile run --gpu {first['gpu']} "
+        "measures them"
+    ]
+
+
 def keeps_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """What P(SLO) is, where a plan has it."""
     if all(row["keeps_probability"] is None for row in rows):
@@ -280,6 +298,7 @@ def write_plan(planned: DeploymentPlan, experiment: ExperimentSchema, out: Path)
         notes=[
             *keeps_lines(rows),
             *unfitted_lines(rows),
+            *decided_lines(rows),
             *prices,
             *confirmed_lines(planned.plans, planned.refuted),
         ],

@@ -9,11 +9,26 @@ from typing import Any
 import pandas as pd
 
 from ...harness.results.read_run import RunResults
+from ..compare.model_error import (
+    ErrorDraws,
+    difference_band,
+    error_draws,
+    holds,
+    mean_draws,
+    rate_draws,
+)
 from ..figures.facets import SETUP
 from ..figures.figure import percent_text, rate_text, seconds_text
 from ..pages.answers_page import surplus_text
-from ..pages.capacity_page import HEADS, UNDECIDED, capacity_cells, capacity_text
+from ..pages.capacity_page import (
+    HEADS,
+    UNDECIDED,
+    capacity_cells,
+    capacity_text,
+    search_cells,
+)
 from .experiment_lines import experiment_lines
+from .leads import reality_text
 from .run_answer import LIKELY_NOTE
 from .screen import Column, Group, Screen
 
@@ -45,7 +60,7 @@ def capacity_screen(rows: Sequence[Row], runs: Sequence[RunResults], cells: pd.D
         columns=[Column(name, words=True), *(Column(head) for head in heads)],
         groups=[Group(lines)],
         notes=[" ".join(notes)],
-        answer=[*failed_lines(rows), *best_lines(rows)],
+        answer=[*failed_lines(rows), *best_lines(rows, cells)],
     )
 
 
@@ -79,8 +94,10 @@ def _surplus_line(row: Row) -> str:
     return f"{row['search']}: {surplus}." if surplus else ""
 
 
-def best_lines(rows: Sequence[Row]) -> list[str]:
-    """For each target and each set of conditions, which configuration carries the most."""
+def best_lines(rows: Sequence[Row], cells: pd.DataFrame) -> list[str]:
+    """For each target and each set of conditions, which configuration carries the most, and whether
+    its lead is larger than the model's error.
+    """
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         names = list(row)[: list(row).index("target")]
@@ -100,12 +117,31 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
         near = [r["search"] for r in decided if r is not best and _most_rps(r) >= best["low_rps"]]
         where = "".join(f", {name} {value}" for name, value in pairs) * several_conditions
         claim = " the most," * (len(alternatives) > 1)
+        by_error = {r["search"]: _by_error(r, cells) for r in decided}
+        in_reality = {
+            name: holds(-1.0, difference_band(by_error[best["search"]], draws))
+            for name, draws in by_error.items()
+            if name not in (best["search"], *near)
+        }
         level = f"; not distinguishable from it: {', '.join(near)}" if near else ""
         lines.append(
             f"At {100 * target:g}\xa0%{where}: {best['search']} carries{claim} "
             f"{capacity_text(best)}\xa0req/s{gpus}{level}."
+            f"{reality_text(in_reality, len(decided) - 1)}"
         )
     return lines
+
+
+def _by_error(row: Row, cells: pd.DataFrame) -> ErrorDraws | None:
+    """The capacity by the model's error, from the runs of its search."""
+    searched = cells[search_cells(row, cells)]
+    by_rate = {
+        float(str(rate)): mean_draws(
+            [error_draws(cell, "attainment") for _, cell in level.iterrows()]
+        )
+        for rate, level in searched.groupby("rate_rps")
+    }
+    return rate_draws(by_rate, row["target"])
 
 
 def _ahead(row: Row) -> tuple[bool, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 import pandas as pd
@@ -27,7 +28,16 @@ from ..figures.levels import (
 )
 from ..pages.summary_page import careful_lines
 from .experiment_lines import deciding_settings, experiment_lines, settings_note
-from .leads import error_is_known, groups_of_leads, values_by_seed
+from .leads import (
+    Lead,
+    LeadJudge,
+    error_is_known,
+    groups_of_leads,
+    lead_over_seeds,
+    listed,
+    reality_text,
+    values_by_seed,
+)
 from .screen import Column, Group, Screen
 
 OVERLOADED = "overloaded (the queue grows for as long as load lasts)"
@@ -36,7 +46,6 @@ LIKELY_NOTE = (
     "by how far off 90\xa0% of earlier predictions were from measurements (docs/accuracy.md)."
 )
 _COST = "US$\xa0per\xa01,000 in\xa0SLO"
-_MOST_NAMED = 4  # systems in a sentence; more are counted
 
 
 def run_screen(runs: Sequence[RunResults], cells: pd.DataFrame) -> Screen:
@@ -50,8 +59,10 @@ def run_screen(runs: Sequence[RunResults], cells: pd.DataFrame) -> Screen:
     groups, leads_by_facet = [], {}
     several, facets = offered(cells) == "several rates", facets_of(cells)
     shown = () if several else measures(cells)
+    measure = shown[0] if shown else None
+    judge = LeadJudge(runs, cells, measure)
     for facet, facet_cells in by_facet(cells, facets).items():
-        leads = _Leads.of(facet_cells, shown[0] if shown else None)
+        leads = _Leads.of(facet, facet_cells, measure, judge)
         leads_by_facet[facet] = leads
         head = facet if len(facets) > 1 else ""
         for names in leads.shown_apart:
@@ -78,10 +89,15 @@ def run_screen(runs: Sequence[RunResults], cells: pd.DataFrame) -> Screen:
 
 @dataclass(frozen=True)
 class _Leads:
-    """The series of one facet in groups whose members are not distinguishable, best first."""
+    """The series of one facet in groups whose members are not distinguishable, best first.
+
+    `in_reality` says of the series of other groups whether the lead of the best over them is larger
+    than the model's error (None: not known).
+    """
 
     groups: list[list[str]]
     error_is_known: bool
+    in_reality: Mapping[str, bool | None]
 
     @property
     def alone(self) -> bool:
@@ -94,13 +110,24 @@ class _Leads:
         return self.groups if self.error_is_known else [[*chain(*self.groups)]]
 
     @classmethod
-    def of(cls, cells: pd.DataFrame, measure: Measure | None) -> _Leads:
+    def of(
+        cls, facet: str, cells: pd.DataFrame, measure: Measure | None, judge: LeadJudge
+    ) -> _Leads:
         names = series_names(cells)
         values = values_by_seed(cells, measure)
         order = {name: values[name] for name in names if name in values}
-        groups = groups_of_leads(order)
+        known = error_is_known(order)
+
+        @cache
+        def lead(a: str, b: str) -> Lead:
+            judged = judge.lead(facet, a, b) if known else None
+            return judged or lead_over_seeds(order[a], order[b])
+
+        groups = groups_of_leads(order, lambda a, b: lead(a, b).is_level)
+        others = [*chain(*groups[1:])] if known else []
+        in_reality = {name: lead(groups[0][0], name).in_reality for name in others}
         without = [name for name in names if name not in values]  # no valid cell
-        return cls([*groups, without] if without else groups, error_is_known(order))
+        return cls([*groups, without] if without else groups, known, in_reality)
 
 
 def _row(
@@ -171,14 +198,16 @@ def _leader(cells: pd.DataFrame, leads: _Leads, shown: Sequence[Measure]) -> str
             return f"No system keeps 90\xa0% of requests in SLO at {low}\xa0req/s."
         more = " or more" * rate.at_end
         claim = f"carries {rate_text(rate.rate_rps)}\xa0req/s{more} with 90\xa0% in SLO"
+    reality = reality_text(leads.in_reality, len([*chain(*leads.groups)]) - 1)
     if first[1:]:
-        return f"{first[0]} {claim}; not distinguishable from it: {_listed(first[1:])}."
+        level = f"not distinguishable from it: {listed(first[1:])}"
+        return f"{first[0]} {claim}; {level}.{reality}"
     ahead = ", ahead of all others" if rest and leads.error_is_known else ""
     if ahead and not shown:
         second = highest_rate(cells[cells["series"] == rest[0][0]], TARGETS[0])
         if second.rate_rps == rate.rate_rps:
             ahead += " between tested rates"
-    return f"{first[0]} {claim}{ahead}."
+    return f"{first[0]} {claim}{ahead}.{reality}"
 
 
 def overloaded_text(cells: pd.DataFrame) -> str:
@@ -193,14 +222,7 @@ def overloaded_text(cells: pd.DataFrame) -> str:
     }
     for name, rate in sorted(lowest.items(), key=lambda item: item[1]):
         names.setdefault(f"from {rate_text(rate)}\xa0req/s", []).append(name)
-    return "; ".join(f"{rate} {_listed(of_rate)}" for rate, of_rate in names.items())
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > _MOST_NAMED:
-        return f"{len(names)} systems"
-    *some, last = names
-    return f"{', '.join(some)} and {last}" if some else last
+    return "; ".join(f"{rate} {listed(of_rate)}" for rate, of_rate in names.items())
 
 
 def _notes(

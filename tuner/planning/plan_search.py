@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from ...harness.core.records.request_records import Result
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
@@ -30,6 +31,7 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
 from ..capacity.capacity_options import SIMULATED_BUDGET_HORIZONS
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import Budget, Capacity, SearchOptions
@@ -114,7 +116,8 @@ class SizedOffer(Deployment):
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """The cheapest first; `tried` of `offers` were simulated, the others could only cost more.
+    """The cheapest first, with the cheapest on fitted step times; `tried` of `offers` were
+    simulated, the others could only cost more.
 
     `absent` says of each system without a plan why it has none. `refuted` are those that carried
     the load in the search and not in the long runs; none of them is a plan.
@@ -199,7 +202,8 @@ class PlanSearch:
         self._ahead: Sequence[Offer] = ()  # the next to be tried, in their order
         self._found: list[SizedOffer] = []
         self._refuted: list[SizedOffer] = []
-        self._tried = 0  # offers
+        self._tried: set[str] = set()  # names of offers
+        self._most_plans = self.load.plans
 
     def run(self) -> DeploymentPlan:
         """The cheapest plans on these GPUs; on all with a price where none is named."""
@@ -207,24 +211,11 @@ class PlanSearch:
         every, refused = offers(self.experiment, load.whole_rps, kinds, prices)
         self._check_arrivals(every[0])
         absent = {name: str(error) for name, error in refused.items()}
-        for place, offer in enumerate(every):
-            least_usd = offer.least_instances * offer.usd_per_hour
-            if least_usd >= self._limit_usd:
-                absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
-                continue
-            if offer.least_instances * offer.gpus > load.most_gpus:
-                continue
-            self._ahead = every[place + 1 :]
-            self.options.count(self._tried, self._tried + 2 + self._to_try())
-            self._tried += 1
-            sized = self._smallest(offer) if self._quick_enough(offer) else None
-            if sized is not None:
-                absent[offer.system] = f"its plans cost {sized.usd_per_hour:.2f} USD per hour"
-                self._found.append(sized)
-                self._found.sort(
-                    key=lambda plan: (plan.usd_per_hour, plan.gpus, -plan.verdict.attainment)
-                )
-                del self._found[load.plans :]
+        self._try_offers(every, absent)
+        if self._found and not any(self._has_fit(plan.offer) for plan in self._found):
+            estimated, self._found, self._most_plans = self._found, [], 1
+            self._try_offers([offer for offer in every if self._has_fit(offer)], absent)
+            self._found = estimated + self._found
         self._ahead = ()
         if not self._found:
             raise SloBenchError(
@@ -243,13 +234,39 @@ class PlanSearch:
             absent.pop(plan.offer.system, None)
         refuted = tuple(self._refuted)
         return DeploymentPlan(
-            load, tuple(ranked), self._tried, len(every), prices, kinds, absent, refuted
+            load, tuple(ranked), len(self._tried), len(every), prices, kinds, absent, refuted
         )
+
+    def _try_offers(self, every: Sequence[Offer], absent: dict[str, str]) -> None:
+        """Keep the cheapest plans of these offers, and note why systems have none."""
+        for place, offer in enumerate(every):
+            least_usd = offer.least_instances * offer.usd_per_hour
+            if least_usd >= self._limit_usd:
+                absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
+                continue
+            if offer.least_instances * offer.gpus > self.load.most_gpus:
+                continue
+            self._ahead = every[place + 1 :]
+            self.options.count(len(self._tried), len(self._tried) + 2 + self._to_try())
+            self._tried.add(offer.name)
+            sized = self._smallest(offer) if self._quick_enough(offer) else None
+            if sized is not None:
+                absent[offer.system] = f"its plans cost {sized.usd_per_hour:.2f} USD per hour"
+                self._found.append(sized)
+                self._found.sort(
+                    key=lambda plan: (plan.usd_per_hour, plan.gpus, -plan.verdict.attainment)
+                )
+                del self._found[self._most_plans :]
+
+    def _has_fit(self, offer: Offer) -> bool:
+        """Whether the step times of an offer are fitted."""
+        shape = next(offer.shapes(offer.least_instances))
+        return shape.spec(self.experiment, self.load.whole_rps).deployment.step_time.fitted
 
     @property
     def _limit_usd(self) -> float:
         """The price from which on an offer is not among the cheapest."""
-        full = len(self._found) >= self.load.plans
+        full = len(self._found) >= self._most_plans
         return self._found[-1].usd_per_hour if full else math.inf
 
     def _to_try(self) -> int:
@@ -260,8 +277,8 @@ class PlanSearch:
             if offer.least_instances * offer.usd_per_hour < self._limit_usd
             and offer.least_instances * offer.gpus <= self.load.most_gpus
         ]
-        lacking = self.load.plans - len(self._found)
-        a_plan = max(2.0, self._tried / max(1, len(self._found)))  # as many are tried for one
+        lacking = self._most_plans - len(self._found)
+        a_plan = max(2.0, len(self._tried) / max(1, len(self._found)))  # as many are tried for one
         return min(len(affordable), math.ceil(lacking * a_plan) if lacking else len(affordable))
 
     def _check_arrivals(self, offer: Offer) -> None:
@@ -401,7 +418,7 @@ class PlanSearch:
             (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
             for sized in self._found
         ]
-        self.options.count(self._tried, self._tried + 1)
+        self.options.count(len(self._tried), len(self._tried) + 1)
         begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
         plans = []
         for place, sized in enumerate(self._found):
@@ -463,7 +480,15 @@ def _figures(spec: CellSpec, target: float) -> PlanFigures:
         column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
         for column in columns
     }
-    keeps = share_that_keeps(spec, workload, result, row, target)
+
+    def at_speed(speed: float) -> tuple[Workload, Result]:
+        """The run of a server that is faster by a factor: of the same requests, further apart."""
+        arrival_s = workload.arrival_s * speed
+        deadline_s = workload.deadline_s + arrival_s - workload.arrival_s
+        sooner = replace(workload, arrival_s=arrival_s, deadline_s=deadline_s)
+        return sooner, simulated(spec, sooner, predicted_output_tokens(spec, sooner))
+
+    keeps = share_that_keeps(spec, workload, result, row, target, at_speed)
     return PlanFigures(**figures, keeps=keeps)
 
 

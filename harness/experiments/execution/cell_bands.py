@@ -7,6 +7,8 @@ factors together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +29,7 @@ from ...core.records.request_records import Outcome, Result
 from ...policies.systems import System
 from ...results.rate_windows import counted_requests
 from ...results.request_fold import MOST_SAMPLED, RequestSample
-from ...results.run_folder import BAND_BASIS, Row
+from ...results.run_folder import BAND_BASIS, BAND_DRAWS, BAND_LEVEL, Row
 from ...servers.server_kinds import SERVERS, server_kind
 from .cell_specs import CellSpec, configured
 
@@ -41,10 +43,13 @@ _LATENCIES = tuple(
 )
 _JOINT = ("ttft_mean", "tpot_mean", "e2e_mean")
 _MOST_ROWS = 100  # that attainment is computed again for
+_DRAWS = 40  # of attainment, kept for the leads of systems
+_SPEEDS = 6  # parts of the errors, each with a run of its own
 
 
 def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
-    """`band_low_COLUMN` and `band_high_COLUMN` of the figures in `row`, and what they are based on.
+    """`band_low_COLUMN` and `band_high_COLUMN` of the figures in `row`, what they are based on, and
+    attainment by evenly spaced errors: the n-th of two cells of one basis is by the same error.
 
     Nothing where no residuals fit: several models on shared GPUs, device maps, embedding, profiles.
     """
@@ -66,15 +71,18 @@ def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
     joint = all_residuals.spread(setting, _JOINT)
     if joint is not None:
         joint = joint.thinned(_MOST_ROWS)
-        low, high = joint.band(attainments(joint, sample))
+        shares = attainments(joint, sample)
+        low, high = joint.band(shares)
         columns |= _both("attainment", low, high)
         if row["attainment"]:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
             columns |= _both("goodput_rps", low * goodput, high * goodput)
         seen_text = "seen" if joint.same_system else "not seen"
-        columns[BAND_BASIS] = (
-            f"{setting.step_time}, {setting.gpu}, tp {spec.placement.tp}, {seen_text}"
-        )
+        seen_text += ", errors of kernel tables" * joint.borrowed
+        basis = setting.engine, setting.step_time, setting.gpu, f"tp {spec.placement.tp}", seen_text
+        columns[BAND_BASIS] = ", ".join(basis)
+        columns[BAND_LEVEL] = joint.level
+        columns[BAND_DRAWS] = " ".join(f"{share:.4g}" for share in shares[joint.evenly(_DRAWS)])
     return {n: round(v, 9) if isinstance(v, float) else v for n, v in columns.items()}
 
 
@@ -158,13 +166,29 @@ def attainments(joint: Spread, sample: RequestSample) -> Floats:
 
 
 def share_that_keeps(
-    spec: CellSpec, workload: Workload, result: Result, row: Row, target: float
+    spec: CellSpec,
+    workload: Workload,
+    result: Result,
+    row: Row,
+    target: float,
+    at_speed: Callable[[float], tuple[Workload, Result]],
 ) -> float | None:
-    """The probability that attainment is at least `target`, by the residuals; None: none known."""
+    """The probability that attainment is at least `target`, by the residuals; None: none known.
+
+    Of an error that makes a server slower its queue grows, too: errors are applied to a run under
+    load that is higher by their factor of E2E, `at_speed` of its inverse; of errors that make it
+    faster, to `result`. They are divided into `_SPEEDS` parts, each with the run of its median.
+    """
     sample = sampled(workload, result)
     setting = setting_of(spec, sample, row)
     joint = None if setting is None else residuals().spread(setting, _JOINT)
     if joint is None:
         return None
     joint = joint.thinned(_MOST_ROWS)
-    return joint.share(attainments(joint, sample) >= target)
+    slower = np.exp(joint.logs[:, _JOINT.index("e2e_mean")])
+    kept = np.zeros(len(slower), dtype=np.bool_)
+    for rows in np.array_split(np.argsort(slower), _SPEEDS):
+        factor = float(np.median(slower[rows])) if len(rows) else 1.0
+        run = sample if factor <= 1 else sampled(*at_speed(1 / factor))
+        kept[rows] = attainments(joint.rows(rows), run) >= target
+    return joint.share(kept)

@@ -44,7 +44,7 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
     assert columns["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
     assert columns["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
     assert columns["band_low_attainment"] <= columns["band_high_attainment"]
-    assert columns["band_basis"].startswith("kernel tables, h200-141g, tp 1, ")
+    assert columns["band_basis"].startswith("vllm, kernel tables, h200-141g, tp 1, ")
     assert "band_low_throughput_rps" not in columns  # the offered rate sets it
 
 
@@ -59,9 +59,33 @@ def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
 
 def test_probability_of_meeting_falls_with_the_target(cell):
     spec, workload, result, row = cell
-    shares = [share_that_keeps(spec, workload, result, row, t) for t in (0.0, 0.5, 0.9, 1.0)]
+
+    def share(target):
+        return share_that_keeps(spec, workload, result, row, target, lambda _: (workload, result))
+
+    shares = [share(target) for target in (0.0, 0.5, 0.9, 1.0)]
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
+
+
+def test_probability_of_meeting_is_by_the_queue_of_a_slower_server(cell):
+    spec, workload, result, row = cell
+    late = dataclasses.replace(
+        result.records,
+        first_token_s=result.records.first_token_s + 100,
+        finish_s=result.records.finish_s + 100,
+    )
+    speeds = []
+
+    def at_speed(speed):
+        speeds.append(speed)
+        return workload, dataclasses.replace(result, records=late)
+
+    keeps = share_that_keeps(spec, workload, result, row, 0.9, at_speed)
+    as_fast = share_that_keeps(spec, workload, result, row, 0.9, lambda _: (workload, result))
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(speed < 1 for speed in speeds)
+    assert keeps < min(as_fast, 1 - len(speeds) / 6 + 0.02)  # the slower parts fail
 
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):

@@ -1,15 +1,24 @@
 """The answer of a run on a terminal: what it names, in any width."""
 
 import io
+import itertools
+import shutil
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from slo_bench.harness.results.read_run import read_runs
-from slo_bench.reports.figures.levels import combine
+from slo_bench.reports.compare.comparing import compare
+from slo_bench.reports.compare.results import run_results
+from slo_bench.reports.figures.levels import IN_SLO, combine
 from slo_bench.reports.terminal.experiment_lines import slo_words
-from slo_bench.reports.terminal.leads import crossing_rps, groups_of_leads
+from slo_bench.reports.terminal.leads import (
+    LeadJudge,
+    groups_of_leads,
+    lead_over_seeds,
+    reality_text,
+)
 from slo_bench.reports.terminal.run_answer import run_screen
 
 TOML = (
@@ -85,6 +94,7 @@ def test_run_screen_of_facets_and_of_runs_at_once(make_run):
 
 def test_lead_of_the_same_tested_rate_is_one_between_rates(make_run):
     folder = make_run(systems=["vllm", "sarathi"], seeds=3, requests=60, toml=TOML)
+    shutil.rmtree(folder / "requests")  # judged by the seeds of what is shown
     attainment = {"vllm": {1: 1.0, 3: 0.99, 5: 0.8}, "sarathi": {1: 1.0, 3: 0.92, 5: 0.2}}
 
     def change(cells):
@@ -118,25 +128,64 @@ def test_run_screen_of_a_run_without_a_valid_cell(make_run):
     assert "No cell is valid: nothing was measured." in text
 
 
+def grouped(values):
+    return groups_of_leads(values, lambda a, b: lead_over_seeds(values[a], values[b]).is_level)
+
+
 def test_groups_of_leads_hold_what_differs_within_its_interval():
     values = {
         "a": {0: 3.0, 1: 3.1, 2: 3.2},
         "b": {0: 3.1, 1: 3.0, 2: 3.15},
         "c": {0: 2.0, 1: 2.1, 2: 2.2},
     }
-    assert groups_of_leads(values) == [["a", "b"], ["c"]]
+    assert grouped(values) == [["a", "b"], ["c"]]
 
 
 def test_groups_of_leads_of_one_seed_hold_equal_values_alone():
-    assert groups_of_leads({"a": {0: 3.0}, "b": {0: 3.0}, "c": {0: 2.9}}) == [["a", "b"], ["c"]]
+    assert grouped({"a": {0: 3.0}, "b": {0: 3.0}, "c": {0: 2.9}}) == [["a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize("rates", [[1.0, 4.0, 8.0], [5.0]])
+def test_lead_judge_says_what_compare_says_of_the_same_pair(make_run, rates):
+    systems = ["vllm", "orca", "fastertransformer"]
+    folder = make_run(systems=systems, rates=rates, seeds=3, requests=60, toml=TOML)
+    runs, results = read_runs([folder]), run_results(folder)
+    cells = combine(runs)
+    judge = LeadJudge(runs, cells, None if len(rates) > 1 else IN_SLO)
+    verdicts = []
+    for a, b in itertools.permutations(systems, 2):
+        comparison = compare(results, results, systems=(a, b))
+        rows = [row for row in comparison.rows if row.metric.short == "attainment"]
+        (said,) = [n.verdict for n in (comparison.leads.values() if len(rates) > 1 else rows)]
+        assert judge.lead("", a, b).is_level == (said == "none")
+        verdicts.append(said)
+    assert "better" in verdicts
+
+
+def test_lead_is_by_paired_requests_where_seeds_alone_tell_nothing(make_run):
+    systems = ["vllm", "fastertransformer"]
+    runs = read_runs([make_run(systems=systems, rates=[1.0, 4.0, 8.0], seeds=3, requests=60)])
+    assert lead_over_seeds({0: 3.0, 1: 9.0, 2: 5.0}, {0: 5.5, 1: 4.0, 2: 5.1}).is_level
+    assert not LeadJudge(runs, combine(runs), None).lead("", *systems).is_level
 
 
 @pytest.mark.parametrize(
-    ("attainment_by_rate", "rate_rps"),
-    [({1.0: 1.0, 2.0: 0.8}, 1.5), ({2.0: 0.8}, 1.0), ({1.0: 0.95, 3.0: 0.9}, 3.0)],
+    ("in_reality", "n_others", "text"),
+    [
+        ({"b": True, "c": True}, 2, " The lead holds in reality."),
+        ({"b": True}, 2, " The lead over b holds in reality."),
+        ({"b": False}, 1, " The lead over b is inside the model's error."),
+        (
+            {"b": True, "c": False},
+            2,
+            " The lead over b holds in reality, that over c is inside the model's error.",
+        ),
+        ({"b": None}, 1, ""),
+        ({}, 0, ""),
+    ],
 )
-def test_crossing_rps_is_linear_between_rates(attainment_by_rate, rate_rps):
-    assert crossing_rps(attainment_by_rate, 0.9) == pytest.approx(rate_rps)
+def test_reality_text_names_which_leads_hold(in_reality, n_others, text):
+    assert reality_text(in_reality, n_others) == text
 
 
 @pytest.mark.parametrize(

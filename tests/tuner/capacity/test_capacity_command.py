@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from slo_bench.cli.commands.capacity import _advice
@@ -144,6 +145,9 @@ def _found(name: str, capacity: float | None, low: float, high: float | None, **
     }
 
 
+RUNS = pd.DataFrame({"cell": ["a_rate-1"], "folder": [0], "rate_rps": [1.0]})
+
+
 def test_capacity_names_the_best_configuration():
     on = {"workload": "azure-conv", "gpus": 4}
     rows = [
@@ -151,16 +155,16 @@ def test_capacity_names_the_best_configuration():
         _found("2-2", 12.4, 11.3, 13.5, **on, **{"distserve.prefill_instances": 2}),
         _found("3-1", 6.2, 5.8, 6.5, **on, **{"distserve.prefill_instances": 3}),
     ]
-    (line,) = best_lines(rows)
+    (line,) = best_lines(rows, RUNS)
     assert line == (
         "At 90\xa0%: 2-2 carries the most, 12.4\xa0req/s on 4 GPUs; "
         "not distinguishable from it: 1-3."
     )
     other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
-    assert best_lines([*rows, other])[0] == line.replace("%:", "%, workload azure-conv:")
-    assert best_lines([other]) == ["At 90\xa0%: 2-2 carries 3\xa0req/s on 4 GPUs."]
-    assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
+    assert best_lines([*rows, other], RUNS)[0] == line.replace("%:", "%, workload azure-conv:")
+    assert best_lines([other], RUNS) == ["At 90\xa0%: 2-2 carries 3\xa0req/s on 4 GPUs."]
+    assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)], RUNS) == []
     endless = [_found("a", None, 9.0, None), _found("b", None, 8.0, None), _found("c", 4, 3, 5)]
-    assert best_lines(endless) == [
+    assert best_lines(endless, RUNS) == [
         "At 90\xa0%: a carries the most, > 9\xa0req/s; not distinguishable from it: b."
     ]
