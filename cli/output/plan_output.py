@@ -11,6 +11,9 @@ import typer
 
 from ...harness.policies.systems import system
 from ...predictors.dtypes import AUTO
+from ...predictors.operators.assembly import is_file
+from ...predictors.profiles.profile_format import read_profile
+from ...predictors.profiles.scope import middle_range
 from ...predictors.specs import model
 from ...reports.pages import plan_page
 from ...reports.pages.slo_text import written_slo_text
@@ -51,11 +54,30 @@ def show_plans(
         *plan_page.unfitted_lines(rows),
     ]
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
+    lines += _beyond_profile(planned, experiment)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
     if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
     print_result(_screen(_question(planned, experiment), rows, experiment, lines))
+
+
+def _beyond_profile(planned: DeploymentPlan, experiment: ExperimentSchema) -> Iterator[str]:
+    """A line where plans use a calibrated profile outside the loads that it was made with."""
+    from ...harness.experiments.execution.cells import workload_of
+
+    for plan in planned.plans:
+        rate_rps = planned.load.whole_rps
+        spec = plan.spec(experiment, rate_rps)
+        name = spec.placement.profile
+        if is_file(name) and (scope := read_profile(name).scope) is not None:
+            workload = workload_of(spec)
+            lengths = ("prompt_tokens", "output_tokens")
+            uses = {side: middle_range(getattr(workload, side)) for side in lengths}
+            per_instance_rps = rate_rps / plan.instances
+            outside = scope.beyond({"rate_rps": (per_instance_rps, per_instance_rps), **uses})
+            if outside:
+                yield f"{plan.name} is outside the scope of {name}: {'; '.join(outside)}"
 
 
 def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:

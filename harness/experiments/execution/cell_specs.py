@@ -329,8 +329,9 @@ def placed(spec: PlacementSpec) -> Placed:
     if lora:
         timed = lora.slower(timed, card)
     passed = None
-    if spec.front_end == "server" and profile is None and spec.profile != ROOFLINE:
-        passed = front_end(spec.server)
+    if spec.front_end == "server" and spec.profile != ROOFLINE:
+        passed = front_end(spec.server) if profile is None else profile.front_end
+    if passed is not None:
         timed = dataclasses.replace(timed, provenance=f"{timed.provenance}; {passed}")
     return Placed(placement, timed, beside, lora=lora or None, front_end=passed)
 
@@ -353,8 +354,15 @@ def _with_overhead(timed: StepTimeModel, prefill_s: float) -> StepTimeModel:
 
 
 def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
-    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
-    if profile is None or profile.device is None:
+    """KV blocks of the engine that was measured: as it counted them, of which one holds nothing, or
+    where the catalogue does not know its device.
+    """
+    if profile is None:
+        return None
+    learned = profile.calibration
+    if learned is not None and learned.num_gpu_blocks and learned.block_size:
+        return max(1, (learned.num_gpu_blocks - 1) * learned.block_size // spec.block_size)
+    if profile.device is None:
         return None
     block_bytes = language.kv_bytes_per_token(language.kv_dtype_of(spec.kv_dtype)) * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
@@ -396,7 +404,7 @@ def _profiled(
                 f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
                 f"profile, or set {name} to {there}"
             )
-    return profiled_step_time(profile, default_host(host_s))
+    return profiled_step_time(profile, default_host(host_s), placement=placement)
 
 
 @file_cache(maxsize=8)
