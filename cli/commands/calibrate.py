@@ -211,10 +211,9 @@ def _lines(calibrated: Calibrated) -> Iterator[str]:
     steps = f", {calibration.steps:,} steps" if calibration.steps else ""
     yield f"learned from {', '.join(calibration.origin)}: {calibration.requests:,} requests{steps}"
     if len(calibration.factors) > 1:
-        layers = "linear layers" if profile.tables else "steps"
         pairs = zip(calibration.tokens, calibration.factors, strict=True)
         factors = ", ".join(f"{tokens:,.0f}: {factor:.2f}" for tokens, factor in pairs)
-        yield f"factor on {layers} by tokens of a step: {factors}"
+        yield f"factor on step times by tokens of a step: {factors}"
     if profile.front_end is not None:
         yield str(profile.front_end)
     if calibration.num_gpu_blocks:
@@ -237,12 +236,20 @@ def _of_server(
             )
     server = seen_server(metrics_source(url, (), None), duration, None, shown)
     model = base.model or server.last.model
-    spec, file = served_model(model, out.with_suffix(".model.json"))
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
-        experiment, _ = seen_experiment(server, Given({"model": model}), Path(scratch))
-        return calibrate_server(
-            server, spec, file, experiment, Path(scratch), date=_today(), progress=shown
+        folder = Path(scratch)
+        experiment, _ = seen_experiment(server, Given({"model": model}), folder)
+        spec, file = served_model(model, folder / "model.json")
+        calibrated = calibrate_server(
+            server, spec, file, experiment, folder, date=_today(), progress=shown
         )
+        if not file:
+            return calibrated
+        beside = out.with_suffix(".model.json")
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(Path(file).read_bytes())
+        profile = dataclasses.replace(calibrated.profile, model_file=str(beside))
+        return dataclasses.replace(calibrated, profile=profile)
 
 
 def _today() -> str:

@@ -77,7 +77,10 @@ def _beyond_profile(planned: DeploymentPlan, experiment: ExperimentSchema) -> It
             per_instance_rps = rate_rps / plan.instances
             outside = scope.beyond({"rate_rps": (per_instance_rps, per_instance_rps), **uses})
             if outside:
-                yield f"{plan.name} is outside the scope of {name}: {'; '.join(outside)}"
+                yield (
+                    f"{plan.name}: outside the scope of {Path(name).name} (in brackets): "
+                    f"{'; '.join(outside)}"
+                )
 
 
 def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:

@@ -74,25 +74,25 @@ class Scope:
             if getattr(self, name) is not None
         )
 
-    def beyond(self, uses: Mapping[str, Range]) -> list[str]:
-        """What of a use lies outside: `prompts of 4,000 tokens (calibrated at 50 to 900)`.
+    def beyond(self, uses: Mapping[str, Range], server: str | None = None) -> list[str]:
+        """What of a use lies outside: `prompts of 4,000 tokens (50 to 900)`.
 
-        `uses` are ranges by the names of fields.
+        `uses` are ranges by the names of fields, `server` as `ServerVersion.parse` reads it.
         """
-        texts = []
+        texts = [f"{server} ({self.server})"] if server and server != self.server else []
         for name, (low, high) in uses.items():
             measured: Range | None = getattr(self, name)
             if measured is None:
                 continue
             if low * _MARGIN < measured[0] or high > measured[1] * _MARGIN:
                 here = _RANGES[name].format(range_text((low, high)))
-                texts.append(f"{here} (calibrated at {range_text(measured)})")
+                texts.append(f"{here} ({range_text(measured)})")
         return texts
 
 
 def range_text(values: Range) -> str:
     """`2 to 8`, or one number where both are shown alike."""
-    low, high = (f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values)
+    low, high = (f"{v:,.0f}" if v >= 20 else f"{v:.3g}" for v in values)
     return low if low == high else f"{low} to {high}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,20 @@ def _beyond_profiles(
     runs: Sequence[RunResults], cells: pd.DataFrame, tables: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """A line for each calibrated profile that is used outside the loads that it was made with."""
-    names = (name for table in tables for name in listed(table.get("profile", ())))
-    for name in dict.fromkeys(name for name in names if is_file(name)):
+    named = {
+        (name, server)
+        for table in tables
+        for name in listed(table.get("profile", ()))
+        for server in listed(table.get("server_version"))
+    }
+    for name, server in sorted(named, key=str):
         with contextlib.suppress(SloBenchError):  # a file that has gone since
-            if (scope := read_profile(name).scope) is not None:
-                outside = scope.beyond(_uses(runs, cells))
+            if is_file(name) and (scope := read_profile(name).scope) is not None:
+                outside = scope.beyond(_uses(runs, cells), server)
                 if outside:
-                    yield f"outside the scope of {name}: {'; '.join(outside)}"
+                    yield f"outside the scope of {Path(name).name} (in brackets): " + "; ".join(
+                        outside
+                    )
 
 
 def _uses(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, Range]:

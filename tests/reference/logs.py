@@ -64,6 +64,7 @@ def simulated_log(
     front_end: FrontEnd | None = None,
     together: int = 1,
     gap_s: float = 0.1,
+    longest_prompt: int = 900,
 ) -> tuple[RealLog, int]:
     """What the simulator does itself, as a log, and how often it preempted.
 
@@ -73,7 +74,9 @@ def simulated_log(
     rng = np.random.default_rng(seed)
     n = 80
     gaps_s = rng.exponential(gap_s * together, n) * (np.arange(n) % together == 0)
-    workload = Workload(np.cumsum(gaps_s), rng.integers(50, 900, n), rng.integers(20, 500, n))
+    workload = Workload(
+        np.cumsum(gaps_s), rng.integers(50, longest_prompt, n), rng.integers(20, 500, n)
+    )
     if caching:
         blocks = (workload.prompt_tokens + workload.output_tokens) // 16
         workload = dataclasses.replace(

@@ -293,6 +293,7 @@ def placed(spec: PlacementSpec) -> Placed:
     card = card or gpu(spec.gpu)
     if spec.host_link is not None:
         card = dataclasses.replace(card, host_link=link(spec.host_link).name)
+    measured_blocks = None if spec.num_gpu_blocks else _measured_blocks(profile, spec)
     names = {spec_field.name for spec_field in dataclasses.fields(Placement)}
     names -= {"model", "gpu", "server_version"}
     placement = Placement(
@@ -301,7 +302,9 @@ def placed(spec: PlacementSpec) -> Placed:
         **{name: value for name, value in vars(spec).items() if name in names},
         **_memory_of(spec),
         host_memory_bytes=round(spec.host_memory_gib * GIB),
-        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
+        fixed_num_gpu_blocks=spec.num_gpu_blocks
+        or measured_blocks
+        or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
         beside_bytes=own_weight_bytes(embeds, language, language.dtype_of(spec.weight_dtype))
         if embeds
@@ -316,7 +319,10 @@ def placed(spec: PlacementSpec) -> Placed:
         placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
     if spec.device_map is not None:
         return _mapped(spec, placement)
-    placement.check()
+    if measured_blocks is None:
+        placement.check()
+    else:
+        placement.check_tp()
     host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
     if spec.speculation is not None and (profile is not None or spec.profile == ROOFLINE):
@@ -354,18 +360,19 @@ def _with_overhead(timed: StepTimeModel, prefill_s: float) -> StepTimeModel:
 
 
 def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
-    """KV blocks of the engine that was measured: as it counted them, of which one holds nothing, or
-    where the catalogue does not know its device.
-    """
-    if profile is None:
-        return None
-    learned = profile.calibration
-    if learned is not None and learned.num_gpu_blocks and learned.block_size:
-        return max(1, (learned.num_gpu_blocks - 1) * learned.block_size // spec.block_size)
-    if profile.device is None:
+    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
+    if profile is None or profile.device is None:
         return None
     block_bytes = language.kv_bytes_per_token(language.kv_dtype_of(spec.kv_dtype)) * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
+
+
+def _measured_blocks(profile: Profile | None, spec: PlacementSpec) -> int | None:
+    """KV blocks that the engine of a calibration counted, of which one holds nothing."""
+    learned = None if profile is None else profile.calibration
+    if learned is None or not (learned.num_gpu_blocks and learned.block_size):
+        return None
+    return max(1, (learned.num_gpu_blocks - 1) * learned.block_size // spec.block_size)
 
 
 def _mapped(spec: PlacementSpec, even: Placement) -> Placed:

@@ -49,6 +49,7 @@ Progress = Callable[[str], None]
 _DOUBTFUL, _UNLIKE = 0.25, 0.75
 # The search for the number of KV blocks: shares of the best one so far, then single blocks.
 _BLOCK_STEPS = ((0.03, 12), (0.01, 2), (0.003, 3))
+_FEWEST = 0.64  # of the estimate, where the search begins
 # The front end decides which step a request enters, and so the equations: both in turn.
 _ROUNDS, _NEAR, _NEAR_S, _WORSE = 8, 0.002, 2e-4, 0.02
 _FIRST_S = (0.0, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)  # latencies to begin with
@@ -144,12 +145,12 @@ def calibrate(
     of_client = any(log.of_client for log in logs)
     begin = _Learned(np.ones(len(KNOTS)), front_end(server) if of_client else None)
     found, disagreeing = _first(recorded, begin)
-    latest = learned = _learned(recorded, found, begin, None, progress)
+    latest = learned = _learned(recorded, found, begin, begin, None, progress)
     for _ in range(_ROUNDS):
         again, fewer = _found(recorded, latest)
         if fewer > disagreeing + _WORSE:
             break
-        previous, latest = latest, _learned(recorded, again, begin, None, progress)
+        previous, latest = latest, _learned(recorded, again, begin, latest, None, progress)
         if fewer <= disagreeing:
             found, disagreeing, learned = again, fewer, latest
         if latest.is_near(previous):
@@ -170,7 +171,7 @@ def calibrate(
         block_size=sizes.pop() if len(sizes) == 1 else 0,
         before_percent=before,
         after_percent=after,
-        held_out_percent=_held_out(recorded, found, begin, progress),
+        held_out_percent=_held_out(recorded, found, begin, learned, progress),
     )
     if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
         notes.append(
@@ -315,10 +316,14 @@ def _learned(
     recorded: Sequence[_Recorded],
     found: Equations,
     begin: _Learned,
+    latest: _Learned,
     late: bool | None,
     progress: Progress,
 ) -> _Learned:
-    """What one half of the logs tells; with None all of them."""
+    """What one half of the logs tells; with None all of them.
+
+    `begin` is what stands where they tell nothing, `latest` what was learned before.
+    """
     factors = (found if late is None else found.rows(found.late == late)).solved()
     if begin.front_end is None:
         return _Learned(factors, None)
@@ -336,7 +341,8 @@ def _learned(
         ]
 
     chosen = [entry.half(late) for entry in of_clients]
-    return _Learned(factors, fitted_front_end(begin.front_end, waited, chosen))
+    first_s = None if latest.front_end is None else latest.front_end.request_s
+    return _Learned(factors, fitted_front_end(begin.front_end, waited, chosen, first_s))
 
 
 def _doubts(disagreeing: float) -> list[str]:
@@ -369,7 +375,11 @@ def _mean_errors(recorded: Sequence[_Recorded], learned: _Learned) -> dict[str, 
 
 
 def _held_out(
-    recorded: Sequence[_Recorded], found: Equations, begin: _Learned, progress: Progress
+    recorded: Sequence[_Recorded],
+    found: Equations,
+    begin: _Learned,
+    whole: _Learned,
+    progress: Progress,
 ) -> dict[str, float]:
     """The largest error of each metric on either half of a log by what the other halves tell, in
     percent: of mean, p50, p90, and of p99 with 100 requests; empty where halves are too short.
@@ -378,7 +388,7 @@ def _held_out(
         return {}
     worst: dict[str, float] = {}
     for late in (False, True):
-        learned = _learned(recorded, found, begin, not late, progress)
+        learned = _learned(recorded, found, begin, whole, not late, progress)
         for entry in recorded:
             real, simulated = latencies_of(entry.log), entry.latencies(entry.with_learned(learned))
             for metric in METRICS:
@@ -400,7 +410,7 @@ def _blocks(log: RealLog, replay: Replay, progress: Progress) -> int | None:
     """The number of KV blocks, as the engine counts them, whose replay agrees best with the log.
 
     One block more or less makes another victim of a preemption, so the number is sharp where
-    blocks ran out. None where they did not: twice the estimate gives the same replay.
+    blocks ran out. None where they did not: twice the estimate gives as good a replay.
     """
     estimate = replay.settings.num_gpu_blocks
     assert estimate is not None
@@ -420,7 +430,10 @@ def _blocks(log: RealLog, replay: Replay, progress: Progress) -> int | None:
         return min((best, *others), key=disagreements)
 
     events = snapped_replay(log, replay).events
-    if disagreements(estimate) == disagreements(2 * estimate) <= _DOUBTFUL * events:
+    roomy = disagreements(2 * estimate)
+    if disagreements(estimate) == roomy and (
+        roomy <= _DOUBTFUL * events or disagreements(round(_FEWEST * estimate)) == roomy
+    ):
         return None
     best = estimate
     for share, reach in _BLOCK_STEPS:
@@ -429,5 +442,5 @@ def _blocks(log: RealLog, replay: Replay, progress: Progress) -> int | None:
     while True:
         nearest = better(best, [best + k for k in (1, -1, 2, -2, 3, -3, 4, -4)])
         if nearest == best:
-            return best
+            return best if disagreements(best) < roomy else None
         best = nearest

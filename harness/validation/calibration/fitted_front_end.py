@@ -9,6 +9,7 @@ whose simulation is nearest.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +19,10 @@ from ....predictors.operators.front_end import FrontEnd
 from ....workloads.arrays import Floats, Mask
 from .equations import CLOCK_S, SHARE
 
-_REQUEST_S = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
-_NEARER = 4.0  # by which the loss must fall to take another than the catalogue's
+_REQUEST_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
+# By how much a server's is usually another than the catalogue's: requests that come alone do not
+# tell it from the constant.
+_SPREAD = math.log(3)
 
 
 class Waited(NamedTuple):
@@ -31,7 +34,10 @@ class Waited(NamedTuple):
 
 
 def fitted_front_end(
-    usual: FrontEnd, waited_with: Callable[[FrontEnd], Sequence[Waited]], chosen: Sequence[Mask]
+    usual: FrontEnd,
+    waited_with: Callable[[FrontEnd], Sequence[Waited]],
+    chosen: Sequence[Mask],
+    first_s: float | None = None,
 ) -> FrontEnd:
     """The front end that is nearest to the requests `chosen` of each log.
 
@@ -39,6 +45,8 @@ def fitted_front_end(
         usual: of the server by the catalogue; it stands where a log tells nothing.
         waited_with: the TTFTs of each log, simulated with a front end that only queues.
         chosen: requests of each log.
+        first_s: how long each request holds the thread where the search begins; by default that of
+            the catalogue.
     """
     tried: dict[int, tuple[float, FrontEnd]] = {}
 
@@ -51,12 +59,13 @@ def fitted_front_end(
             tried[place] = _fitted(usual, _REQUEST_S[place], waited)
         return tried[place][0]
 
-    best = first = int(np.argmin(np.abs(np.array(_REQUEST_S) - usual.request_s)))
+    begin_s = usual.request_s if first_s is None else first_s
+    best = int(np.argmin(np.abs(np.array(_REQUEST_S) - begin_s)))
     while True:
         beside = [place for place in (best - 1, best + 1) if 0 <= place < len(_REQUEST_S)]
         nearer = min(beside, key=loss)
         if loss(nearer) >= loss(best):
-            return tried[best if loss(best) < loss(first) - _NEARER else first][1]
+            return tried[best][1]
         best = nearer
 
 
@@ -81,4 +90,5 @@ def _fitted(usual: FrontEnd, request_s: float, waited: Waited) -> tuple[float, F
         latency_s=round(latency * usual.latency_s, 6),
         token_s=round(token * usual.token_s, 9),
     )
-    return 2 * float(solution.cost), learned
+    another = math.log(request_s / usual.request_s) / _SPREAD
+    return 2 * float(solution.cost) + another**2, learned

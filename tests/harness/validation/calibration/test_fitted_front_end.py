@@ -18,7 +18,7 @@ USUAL = FrontEnd("a server", request_s=2e-4, latency_s=8e-3, token_s=3e-6)
 SLOW = Calibration(("made up",), (1.0, 64.0, 512.0, 2048.0), (0.9, 0.95, 1.1, 1.2))
 
 
-def client_log(front_end: FrontEnd, seed: int, together: int = 1):
+def client_log(front_end: FrontEnd, seed: int, together: int = 1, longest_prompt: int = 900):
     profile = dataclasses.replace(PROFILE, calibration=SLOW)
     log, _ = simulated_log(
         100_000,
@@ -28,11 +28,13 @@ def client_log(front_end: FrontEnd, seed: int, together: int = 1):
         front_end=front_end,
         together=together,
         gap_s=0.25,
+        longest_prompt=longest_prompt,
     )
     return log
 
 
-@pytest.mark.parametrize("latency_s", [0.0, 0.02, 0.06])
+@pytest.mark.slow
+@pytest.mark.parametrize("latency_s", [0.0, 0.06])
 def test_latency_of_the_front_end_is_found_beside_the_step_times(latency_s):
     true = FrontEnd("a server", 2e-4, latency_s, 0.0)
     log, other = client_log(true, seed=1), client_log(true, seed=2)
@@ -46,6 +48,7 @@ def test_latency_of_the_front_end_is_found_beside_the_step_times(latency_s):
     assert max(errors.values()) < 0.02
 
 
+@pytest.mark.slow
 def test_share_by_prompt_tokens_is_found():
     true = FrontEnd("a server", 2e-4, 5e-3, 60e-6)
     learned = calibrate([client_log(true, seed=1)], PROFILE, host_s=0.004).profile.front_end
@@ -55,7 +58,7 @@ def test_share_by_prompt_tokens_is_found():
 
 def test_queue_of_requests_that_come_together_is_found():
     true = FrontEnd("a server", 5e-3, 8e-3, 3e-6)
-    log = client_log(true, seed=1, together=8)
+    log = client_log(true, seed=1, together=8, longest_prompt=60)
     learned = calibrate([log], PROFILE, host_s=0.004).profile.front_end
     assert learned is not None
     assert 2e-3 <= learned.request_s <= 1e-2  # neighbours of a list
