@@ -27,7 +27,7 @@ class _Commands(LazyGroup):
     names: ClassVar[tuple[str, ...]] = (
         *("init", "run", "capacity", "report", "export", "watch", "compare"),
         *("gate", "explain", "sensitivity", "validate", "accuracy", "derive-slo"),
-        *("plan", "observe", "tune", "profile", "workload", "predict-train"),
+        *("plan", "observe", "calibrate", "tune", "profile", "workload", "predict-train"),
         *("predict-eval", "model", "backends", "serve", "capture", "selftest", "list", "doctor"),
     )
 

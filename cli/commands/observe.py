@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...harness.load_generator.metrics_source import MetricsSource
     from ...harness.load_generator.observed import ObservedServer
     from ...harness.load_generator.server_metrics import MetricsSnapshot
+    from ...predictors.model_spec import ModelSpec
     from ...tuner.planning.headroom import Change, Headroom
 
 EXAMPLES = (
@@ -85,38 +86,19 @@ def observe(
     Only its metrics are read; no request is sent. Capacity, headroom and changes are simulated with
     step times fitted to the metrics.
     """
-    from ...harness.load_generator.metrics_source import MetricsSource
-    from ...harness.load_generator.observed import observed
-    from ...harness.servers.server_kinds import metrics_by_server
     from ...reports.terminal.experiment_lines import slo_texts
     from ...reports.terminal.observe_answer import observe_screen
     from ...tuner.planning.headroom import headroom_of
-    from ..options.experiment_options import experiment_of
     from ..options.like import with_like
     from ..output.console import print_result
 
     experiment_options = with_like(experiment_options, ("systems", "instances"))
-    labels = _labels(only or [])
-    source = MetricsSource(url, labels, metrics_by_server(), _headers(api_key_env))
-    duration_s = duration or (_PAST_S if source.is_prometheus else _LIVE_S)
-    interval_s = interval or (_PAST_EVERY_S if source.is_prometheus else _LIVE_EVERY_S)
-    if duration_s < _LEAST_READINGS * interval_s:
-        interval_s = duration_s / _LEAST_READINGS if interval is None else interval_s
+    source = metrics_source(url, only or [], api_key_env)
     with interruptible("interrupted while it watched"), changing_line("first reading") as say:
-        if source.is_prometheus:
-            snapshots, lost = list(source.history(duration_s, interval_s)), list[str]()
-        else:
-            snapshots, lost = _watched(source, duration_s, interval_s, say)
-        server = observed(snapshots, lost)
+        server = seen_server(source, duration, interval, say)
         with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
             folder = Path(scratch) if out is None else out
-            settings, trace_file = _written(server, experiment_options, folder)
-            experiment = experiment_of(
-                Given(
-                    {**settings, **experiment_options.settings},
-                    sets=_sets(server, experiment_options),
-                )
-            )
+            experiment, trace_file = seen_experiment(server, experiment_options, folder)
             if out is not None:
                 (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
             headroom = None
@@ -160,6 +142,50 @@ def _write_recommended(
     experiment = experiment.model_copy(update={"num_gpu_blocks": (None,), "block_size": (16,)})
     comment = f"slo-bench observe: {'as observed' if change is None else change.what}"
     return write_deployment(folder / "deployment", experiment, comment, served_model)
+
+
+def metrics_source(url: str, only: Sequence[str], api_key_env: str | None) -> MetricsSource:
+    """Where metrics are read.
+
+    Raises:
+        SloBenchError: a label cannot be read, or the address does not answer.
+    """
+    from ...harness.load_generator.metrics_source import MetricsSource
+    from ...harness.servers.server_kinds import metrics_by_server
+
+    return MetricsSource(url, _labels(only), metrics_by_server(), _headers(api_key_env))
+
+
+def seen_server(
+    source: MetricsSource, duration: float | None, interval: float | None, say: Any
+) -> ObservedServer:
+    """What was seen of a server in `duration` seconds, read every `interval` seconds.
+
+    Raises:
+        SloBenchError: readings failed, or too little happened.
+    """
+    from ...harness.load_generator.observed import observed
+
+    duration_s = duration or (_PAST_S if source.is_prometheus else _LIVE_S)
+    interval_s = interval or (_PAST_EVERY_S if source.is_prometheus else _LIVE_EVERY_S)
+    if duration_s < _LEAST_READINGS * interval_s:
+        interval_s = duration_s / _LEAST_READINGS if interval is None else interval_s
+    if source.is_prometheus:
+        return observed(list(source.history(duration_s, interval_s)))
+    return observed(*_watched(source, duration_s, interval_s, say))
+
+
+def seen_experiment(
+    server: ObservedServer, experiment_options: Given, folder: Path
+) -> tuple[Experiment, Path]:
+    """An experiment like what was seen, and the file of the requests that were; files are written
+    to `folder`.
+    """
+    from ..options.experiment_options import experiment_of
+
+    settings, trace_file = _written(server, experiment_options, folder)
+    settings |= experiment_options.settings
+    return experiment_of(Given(settings, sets=_sets(server, experiment_options))), trace_file
 
 
 def _labels(only: Sequence[str]) -> dict[str, str]:
@@ -223,26 +249,14 @@ def _written(
     server: ObservedServer, experiment_options: Given, folder: Path
 ) -> tuple[dict[str, Any], Path]:
     """Write profile and requests; return the settings of their experiment, and what was seen."""
+    from ...harness.validation.calibration.calibrate_server import observed_profile
     from ...predictors.profiles.profile_format import write_profile
-    from ...predictors.specs import model as model_of
-    from ...predictors.specs import models
 
     named = experiment_options.settings.pop("model", (server.last.model,))
     name = named if isinstance(named, str) else named[0]
     folder.mkdir(parents=True, exist_ok=True)
-    file = ""
-    if name not in models():
-        path = Path(name).expanduser().absolute()
-        config = path if path.suffix == ".json" else path / "config.json"
-        if not config.is_file():
-            raise SloBenchError(
-                f"the model {name!r} is neither in `slo-bench list models` nor a folder with a "
-                "config.json; name it by --model"
-            )
-        file = str(folder / "model.json")  # beside the profile, which names it
-        Path(file).write_bytes(config.read_bytes())
-    profile = server.profile(model_of(file or name), file)
-    header = write_profile(profile, folder / "profile.toml")
+    spec, file = served_model(name, folder / "model.json")  # beside the profile, which names it
+    header = write_profile(observed_profile(server, spec, file), folder / "profile.toml")
     trace_file = folder / "seen.jsonl"
     trace_file.write_text("".join(f"{json.dumps(row)}\n" for row in server.trace()), "utf-8")
     settings: dict[str, Any] = {
@@ -257,6 +271,28 @@ def _written(
         size = max(16, server.last.block_size)
         settings |= {"num_gpu_blocks": server.last.kv_tokens // size, "block_size": size}
     return settings, trace_file
+
+
+def served_model(name: str, beside: Path) -> tuple[ModelSpec, str]:
+    """A model of the catalogue, or that of a folder, whose shape is then written to `beside`; and
+    the file of its shape, empty for one of the catalogue.
+
+    Raises:
+        SloBenchError: it is neither.
+    """
+    from ...predictors.specs import model, models
+
+    if name in models():
+        return model(name), ""
+    path = Path(name).expanduser().absolute()
+    config = path if path.suffix == ".json" else path / "config.json"
+    if not config.is_file():
+        raise SloBenchError(
+            f"the model {name!r} is neither in `slo-bench list models` nor a folder with a "
+            "config.json; name it by --model"
+        )
+    beside.write_bytes(config.read_bytes())
+    return model(str(beside)), str(beside)
 
 
 def _sets(server: ObservedServer, experiment_options: Given) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --like 'vllm serve Qwen/Qwen3-8B --max-num-seqs 128'",
     "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
+    "slo-bench plan --rate 10 --profile calibrated.toml --gpu rtx-4090,l40s",
     "slo-bench plan --fleet fleet.toml --system vllm --system distserve",
     "slo-bench plan --rate 10 --prices our-cluster.toml --plans 10 --html plans.html",
 )
@@ -29,7 +30,7 @@ _load = partial(option, panel=ARRIVES)
 
 _ASKED = (
     *("systems", "sweep", "set", "workload", "arrivals", "slo", "slo_scale", "seed"),
-    *("model", "tp", "pp", "router", "server_version", "front_end", "like"),
+    *("model", "profile", "tp", "pp", "router", "server_version", "front_end", "like"),
 )
 _SEARCHED = ("gpu", "instances", "tp", "pp", "dp", "ep")
 
@@ -101,6 +102,8 @@ def plan(
     experiment_options = with_like(experiment_options, _SEARCHED)
     experiment_options.settings.setdefault("systems", (DEFAULT_SYSTEM,))
     experiment = experiment_of(experiment_options)
+    if "tp" not in experiment_options.settings and any(experiment.profile):
+        experiment = experiment.model_copy(update={"tp": (None,)})  # the profile's is one of them
     target_load = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
     price_list = default_prices() if prices is None else read_prices(prices)
     kinds = tuple(name for names in gpu or () for name in names.split(","))

@@ -17,7 +17,8 @@ from ..options.from_schema import with_options
 from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
 from ..output.console import print_result, text_table
 from ..output.progress import phase
-from .profile_calibrate import CALIBRATES, profile_calibrate
+from .calibrate import EXAMPLES as CALIBRATES
+from .calibrate import calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
@@ -53,7 +54,7 @@ app = typer.Typer(
 
 
 app.command("run", epilog=epilog(RUNS))(profile_run)
-app.command("calibrate", epilog=epilog(CALIBRATES))(profile_calibrate)
+app.command("calibrate", epilog=epilog(CALIBRATES))(calibrate)
 
 
 @app.command("import", epilog=epilog(_IMPORTS))
@@ -176,6 +177,10 @@ def _summary(profile: Profile) -> Screen:
         smallest, largest = min(calibration.factors), max(calibration.factors)
         origin = ", ".join(calibration.origin)
         rows.append(("calibrated", f"factors {smallest:.2f} to {largest:.2f}, from {origin}"))
+        when = "" if profile.scope is None else f" ({profile.scope.server}, {profile.scope.date})"
+        rows.append(("scope", f"{profile.verdict}{when}"))
+    if profile.front_end is not None:
+        rows.append(("passed", str(profile.front_end)))
     formulas = available(profile)
     used = profile.best or (
         formulas[0] if formulas else "nothing yet (attention or a fit is missing)"
@@ -245,7 +250,14 @@ def _plain(profile: Profile) -> dict[str, Any]:
             }
             for name, fitted in profile.fits.items()
         },
-        "calibration": None if profile.calibration is None else profile.calibration.plain(),
+        **{
+            name: None if learned is None else learned.plain()
+            for name, learned in (
+                ("calibration", profile.calibration),
+                ("front_end", profile.front_end),
+                ("scope", profile.scope),
+            )
+        },
         "steps": [{"step": label, "seconds": times} for label, times in _samples(profile)],
     }
 

@@ -11,6 +11,9 @@ import typer
 
 from ...harness.policies.systems import system
 from ...predictors.dtypes import AUTO
+from ...predictors.operators.assembly import is_file
+from ...predictors.profiles.profile_format import read_profile
+from ...predictors.profiles.scope import middle_range
 from ...predictors.specs import model
 from ...reports.pages import plan_page
 from ...reports.pages.slo_text import written_slo_text
@@ -52,6 +55,7 @@ def show_plans(
         *plan_page.decided_lines(rows),
     ]
     lines += plan_page.price_lines(planned.prices, planned.plans, planned.kinds)
+    lines += _beyond_profile(planned, experiment)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     if files:
         lines.append(f"written: {_listed_files(files)}")
@@ -69,6 +73,27 @@ def _listed_files(files: Sequence[Path]) -> str:
         str(folder / members[0]) if len(members) == 1 else f"{folder}/ ({', '.join(members)})"
         for folder, members in names.items()
     )
+
+
+def _beyond_profile(planned: DeploymentPlan, experiment: ExperimentSchema) -> Iterator[str]:
+    """A line where plans use a calibrated profile outside the loads that it was made with."""
+    from ...harness.experiments.execution.cells import workload_of
+
+    for plan in planned.plans:
+        rate_rps = planned.load.whole_rps
+        spec = plan.spec(experiment, rate_rps)
+        name = spec.placement.profile
+        if is_file(name) and (scope := read_profile(name).scope) is not None:
+            workload = workload_of(spec)
+            lengths = ("prompt_tokens", "output_tokens")
+            uses = {side: middle_range(getattr(workload, side)) for side in lengths}
+            per_instance_rps = rate_rps / plan.instances
+            outside = scope.beyond({"rate_rps": (per_instance_rps, per_instance_rps), **uses})
+            if outside:
+                yield (
+                    f"{plan.name}: outside the scope of {Path(name).name} (in brackets): "
+                    f"{'; '.join(outside)}"
+                )
 
 
 def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.prefixes import BLOCK_SIZE
+from ...workloads.readers.table_reader import lines
 from .request_blocks import RequestBlocks, read_hash_ids
 from .run_folder import CHECKSUMS, check_files, read_rows
 
@@ -73,7 +74,7 @@ class RealLog:
     Latencies count from `begin_s`: when the engine received the request, if the log has that time,
     else the arrival (in a run folder of real servers: when the load generator had sent it).
     `unfinished` counts requests without tokens, which are left out; `rows` are the places of the
-    others in the file.
+    others in the file. `of_client`: times are those of a client, before the server's front end.
     """
 
     name: str
@@ -88,6 +89,7 @@ class RealLog:
     unfinished: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
     shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
+    of_client: bool = False
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -118,8 +120,16 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
     if cell is not None:
         raise SloBenchError(f"--cell is for run folders, but {path} is a file")
     if path.name.endswith(_SUFFIXES):
-        return _from_columns(path, _read_requests(path), EngineSettings())
-    return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+        return log_of_columns(path, _read_requests(path), EngineSettings())
+    return log_of_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+
+
+def is_log(path: Path) -> bool:
+    """Whether a JSONL file's first line, or a table's head, has times of first tokens that
+    `read_log` takes.
+    """
+    head = next(iter(lines(path)), "")
+    return any(f'"{name}"' in head or name in head.split(",") for name in _NAMES["first"])
 
 
 def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
@@ -279,7 +289,7 @@ def read_cell(folder: Path, cell: str) -> RealLog:
     if not there:
         raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
     settings = read_settings(meta_path(folder, cell))
-    return _from_columns(there[0], _read_requests(there[0]), settings)
+    return log_of_columns(there[0], _read_requests(there[0]), settings)
 
 
 def _from_run_folder(path: Path, cell: str | None) -> RealLog:
@@ -339,10 +349,16 @@ def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
 # -------------------------------------------------------------------- columns
 
 
-def _from_columns(
+def log_of_columns(
     path: Path, columns: Mapping[str, Sequence[Any]], settings: EngineSettings
 ) -> RealLog:
+    """The log of the requests in `columns` of the file at `path`, named as in its fields.
+
+    Raises:
+        FileFormatError: a field is missing or no number, or clocks do not agree.
+    """
     fields = {field: _column(path, columns, field) for field in _NAMES}
+    of_client = fields["queued"] is None
     fields["arrival"] = fields["queued"] if fields["arrival"] is None else fields["arrival"]
     fields["queued"] = fields["arrival"] if fields["queued"] is None else fields["queued"]
     there: dict[str, Floats] = {}
@@ -399,6 +415,7 @@ def _from_columns(
         unfinished=unfinished,
         cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),
+        of_client=of_client,
     )
 
 

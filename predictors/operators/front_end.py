@@ -6,8 +6,10 @@ chunk. One thread takes requests in, one after the other, so that bursts queue.
 
 from __future__ import annotations
 
+import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -26,6 +28,23 @@ class FrontEnd:
     request_s: float
     latency_s: float
     token_s: float
+
+    def plain(self) -> dict[str, Any]:
+        """Fields, as TOML has them."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> FrontEnd:
+        """From the section of a profile.
+
+        Raises:
+            TypeError: a field is unknown or missing.
+            ValueError: a time is not a number from 0 on.
+        """
+        times = {name: float(value) for name, value in entry.items() if name != "server"}
+        if not all(0 <= seconds < math.inf for seconds in times.values()):
+            raise ValueError("times of the front end must be seconds from 0 on")
+        return cls(str(entry.get("server", "")), **times)
 
     def passing_s(self, prompt_tokens: Ints) -> Floats:
         """Seconds that requests and first chunks take to pass, where they wait for no others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +25,12 @@ class Calibration:
         steps: between events of the logs, or simulated (closed loops).
         digests: of the logs that the factors have seen, as `RealLog.digest`.
         num_gpu_blocks: KV blocks, as the engine counts them; 0: not known.
+        block_size: tokens of one; 0: not known.
         before_percent: errors of the mean of each metric on those runs before, in percent.
         after_percent: the same with the factors.
-        held_out_percent: how far the total time of each half of the steps is off with the factors
-            of the other half; the larger of the two. NaN: not known.
+        held_out_percent: errors on requests that the factors have not seen, by metric: the largest
+            of mean, p50, p90 and p99 of either half in time, with the factors of the other
+            (closed loops: mean over the rows of a half); `steps`: of their times, in old files.
     """
 
     origin: tuple[str, ...]
@@ -39,9 +40,10 @@ class Calibration:
     steps: int = 0
     digests: tuple[str, ...] = ()
     num_gpu_blocks: int = 0
+    block_size: int = 0
     before_percent: Mapping[str, float] = field(default_factory=dict)
     after_percent: Mapping[str, float] = field(default_factory=dict)
-    held_out_percent: float = math.nan
+    held_out_percent: Mapping[str, float] = field(default_factory=dict)
 
     def at(self, tokens: Floats) -> Floats:
         """The factor of steps with `tokens` tokens (at least 1)."""
@@ -55,7 +57,7 @@ class Calibration:
                 entry[name] = list(value)
             elif isinstance(value, Mapping):
                 entry[name] = dict(value)
-            elif value and not (isinstance(value, float) and math.isnan(value)):
+            elif value:
                 entry[name] = value
         return entry
 
@@ -71,6 +73,8 @@ class Calibration:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in entry.items()
         }
+        if isinstance(values.get("held_out_percent"), float):
+            values["held_out_percent"] = {"steps": values["held_out_percent"]}
         calibration = cls(**values)
         tokens, factors = (
             np.array(v, dtype=np.float64) for v in (calibration.tokens, calibration.factors)

@@ -13,8 +13,12 @@ import numpy as np
 from ...predictors import stretches
 from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..operators.assembly import NEWEST_SERVER, OPERATORS, default_step_time
+from ..operators.server_version import ServerVersion
+from ..placement import Placement
 from ..profiles import whole_steps
 from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
+from ..scaled import calibrated
 from ..step_time import StepTimeModel, work
 from .build_model import default_host, table_step_time
 from .observations import Observations, placement_of
@@ -259,7 +263,8 @@ TABLE = "table"
 def available(profile: Profile) -> tuple[str, ...]:
     """The formulas that the profile can be used with; tables first."""
     tables = (TABLE,) if {"linear", "attention"} <= set(profile.tables) else ()
-    return (*tables, *profile.fits)
+    without_tables = (OPERATORS,) if profile.best == OPERATORS else ()
+    return (*tables, *profile.fits, *without_tables)
 
 
 def is_whole(profile: Profile) -> bool:
@@ -270,9 +275,15 @@ def is_whole(profile: Profile) -> bool:
 
 
 def profiled_step_time(
-    profile: Profile, host: Host | None = None, formula: str | None = None
+    profile: Profile,
+    host: Host | None = None,
+    formula: str | None = None,
+    placement: Placement | None = None,
 ) -> StepTimeModel:
-    """Step times from the profile, by `formula` or else by its best one.
+    """Step times from the profile, by `formula` or else by its best one; with its calibration.
+
+    Operators are those of `placement`, or of the profile's model on its GPU; their host times are
+    those of the profile's server, unless `host` adds some to a step.
 
     Raises:
         SloBenchError: it has no such formula, or none at all.
@@ -289,11 +300,21 @@ def profiled_step_time(
         raise UnknownNameError(f"formula in the profile of {profile.label}", chosen, formulas)
     host = default_host() if host is None else host
     step_time: StepTime
+    projects = ", ".join(dict.fromkeys(source.project for source in profile.sources))
     if chosen == TABLE:
         step_time = table_step_time(profile, host)
+    elif chosen == OPERATORS:
+        server = NEWEST_SERVER
+        if profile.scope is not None and profile.scope.server:
+            server = ServerVersion.parse(profile.scope.server)
+        placement = placement or placement_of(profile)
+        timed = default_step_time(placement, server, host_s=host.step_s or None)
+        step_time, projects = timed.model, timed.provenance
     else:
         step_time = FORMULAS[chosen].step_time(profile, profile.fits[chosen].coefficients, host)
-    projects = ", ".join(dict.fromkeys(source.project for source in profile.sources))
-    return StepTimeModel(
-        step_time, fitted=True, provenance=f"profile: {profile.label}, {chosen} ({projects})"
-    )
+    provenance = f"profile: {profile.label}, {chosen} ({projects})"
+    if profile.calibration is not None:
+        provenance += f", calibrated on {', '.join(profile.calibration.origin)}"
+        if TABLE not in formulas:  # whose calibration is in the linear layers already
+            step_time = calibrated(step_time, profile.calibration)
+    return StepTimeModel(step_time, fitted=True, provenance=provenance)

@@ -29,10 +29,15 @@ from ...workloads.file_cache import depends_on
 from ...workloads.input_files import open_bounded
 from ...workloads.parsing import parse_toml
 from ...workloads.whole_file import write_whole
+from ..operators.front_end import FrontEnd
 from .calibration import Calibration
+from .scope import Scope, verdict
 
 FORMAT = 1
-_NESTED = ("sources", "tables", "fits", "links", "device", "calibration")
+_NESTED = (
+    *("sources", "tables", "fits", "links", "device"),
+    *("calibration", "front_end", "scope"),
+)
 Words = NDArray[np.str_]
 
 
@@ -158,7 +163,8 @@ class Profile:
     Times are per GPU of a tensor-parallel group, whose members compute in parallel. `best` names
     the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 if unknown.
     `model_file` has the shape of a model that no catalogue knows. `links` by name: `host` between
-    the GPU and its host, `peer` between GPUs. `calibration`: what a run of the machine showed.
+    the GPU and its host, `peer` between GPUs. `calibration`: what a run of the machine showed,
+    `front_end`: what its requests passed before the engine, `scope`: what it was calibrated on.
     """
 
     model: str
@@ -175,11 +181,19 @@ class Profile:
     tables: Mapping[str, ProfileTable] = field(default_factory=dict)
     fits: Mapping[str, Fitted] = field(default_factory=dict)
     calibration: Calibration | None = None
+    front_end: FrontEnd | None = None
+    scope: Scope | None = None
 
     @property
     def label(self) -> str:
         """Model, GPU and tensor-parallel degree, for people."""
         return f"{self.model} on {self.gpu}" + (f" × tp {self.tp}" if self.tp > 1 else "")
+
+    @property
+    def verdict(self) -> str:
+        """How good its calibration is, and for which loads; empty without one."""
+        learned = self.calibration
+        return "" if learned is None else verdict(learned.held_out_percent, self.scope)
 
     def joined(self, other: Profile) -> Profile:
         """With those tables and fits of `other` that this one lacks.
@@ -243,7 +257,8 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
     links = _section(header, content, "link")
     sources = content.pop("source", [])
     device = content.pop("device", None)
-    calibration = content.pop("calibration", None)
+    kinds = {"calibration": Calibration, "front_end": FrontEnd, "scope": Scope}
+    learned = {name: content.pop(name, None) for name in kinds}
     if content.get("model_file"):
         content["model_file"] = str(header.parent / str(content["model_file"]))
     plain = {f.name for f in dataclasses.fields(Profile)} - set(_NESTED)
@@ -269,7 +284,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
             fits={name: _fitted(entry) for name, entry in fits.items()},
             links={name: MeasuredLink(**entry) for name, entry in links.items()},
             device=None if device is None else MeasuredDevice(**device),
-            calibration=None if calibration is None else Calibration.read(calibration),
+            **{n: None if e is None else kinds[n].read(e) for n, e in learned.items()},
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
@@ -352,13 +367,11 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
             f"{k} = {v!r}" for k, v in dataclasses.asdict(section).items() if math.isfinite(v)
         ]
     if profile.calibration is not None:
-        plain = profile.calibration.plain()
-        lines += [
-            "",
-            "[calibration]",
-            "# factors on the time of linear layers, by tokens of a step",
-        ]
-        lines += [f"{k} = {_toml(v)}" for k, v in plain.items()]
+        lines += ["", "[calibration]", "# factors on linear layers (without tables: on steps)"]
+        lines += [f"{k} = {_toml(v)}" for k, v in profile.calibration.plain().items()]
+    for name, learned in (("front_end", profile.front_end), ("scope", profile.scope)):
+        if learned is not None:
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in learned.plain().items())]
     return "\n".join(lines) + "\n"
 
 

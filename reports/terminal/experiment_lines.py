@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ...harness.experiments.allowances import configurations
 from ...harness.experiments.config.schema import DEFAULT_SEEDS, ExperimentSchema
 from ...harness.experiments.config.setting import listed
 from ...harness.results.read_run import RunResults, detail_file, read_table
+from ...predictors.operators.assembly import is_file
+from ...predictors.profiles.profile_format import read_profile
+from ...predictors.profiles.scope import Range, middle_range
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from ...workloads.slo import ChoiceBound, FixedBound, SloBound, UniformBound, parse_slo
@@ -50,8 +55,52 @@ def experiment_lines(
         f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
         f"SLO: {_named(slos, 'SLOs')}" if slos else "",
         f"runs: {_length(cells, search=search)}",
+        *_beyond_profiles(runs, cells, tables),
     ]
     return list(filter(None, lines))
+
+
+def _beyond_profiles(
+    runs: Sequence[RunResults], cells: pd.DataFrame, tables: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """A line for each calibrated profile that is used outside the loads that it was made with."""
+    named = {
+        (name, server)
+        for table in tables
+        for name in listed(table.get("profile", ()))
+        for server in listed(table.get("server_version"))
+    }
+    for name, server in sorted(named, key=str):
+        with contextlib.suppress(SloBenchError):  # a file that has gone since
+            if is_file(name) and (scope := read_profile(name).scope) is not None:
+                outside = scope.beyond(_uses(runs, cells), server)
+                if outside:
+                    yield f"outside the scope of {Path(name).name} (in brackets): " + "; ".join(
+                        outside
+                    )
+
+
+def _uses(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, Range]:
+    """Loads of an instance, and most lengths, by the names of a profile's scope."""
+    instances = cells.get("instances", 1)
+    uses = {}
+    if "level_rps" in cells and (rates := (cells["level_rps"] / instances).dropna()).any():
+        uses["rate_rps"] = float(rates.min()), float(rates.max())
+        if "e2e_mean_s" in cells and not (at_once := (rates * cells["e2e_mean_s"]).dropna()).empty:
+            uses["concurrency"] = float(at_once.min()), float(at_once.max())
+    for _, rows in cells.groupby("workload", sort=False):
+        with contextlib.suppress(SloBenchError):  # without records
+            first = rows.iloc[0]
+            path = detail_file(runs[int(first["folder"])].path / "requests", str(first["cell"]))
+            requests = read_table(path, ("prompt_tokens", "expected_output_tokens"))
+            for column, name in (
+                ("prompt_tokens", "prompt_tokens"),
+                ("expected_output_tokens", "output_tokens"),
+            ):
+                low, high = middle_range(requests[column].to_numpy(dtype=np.float64))
+                least, most = uses.get(name, (low, high))
+                uses[name] = min(low, least), max(high, most)
+    return uses
 
 
 def lines_of_settings(experiment_toml: str) -> list[str]:

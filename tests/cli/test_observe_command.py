@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from reference.recorded_metrics import in_turn, read_of, recorded, ticking_clock
 from slo_bench.cli.commands import observe
 from slo_bench.cli.main import app
 from slo_bench.tuner.planning import headroom
 from slo_bench.workloads.errors import SloBenchError
-
-RECORDED = Path(__file__).parents[1] / "harness" / "load_generator" / "recorded"
-
-
-def recorded(name):
-    with gzip.open(RECORDED / f"{name}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]
 
 
 @pytest.fixture
@@ -38,29 +30,6 @@ def small(monkeypatch, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
     return str(tmp_path / "tiny")
-
-
-def in_turn(monkeypatch, rows):
-    """Each reading is the next one, at the time at which it was recorded."""
-    readings = iter(rows)
-    monkeypatch.setattr(
-        "slo_bench.harness.load_generator.metrics_source.MetricsSource.read",
-        lambda source, time_s: _read(next(readings)),
-    )
-    monkeypatch.setattr(observe, "monotonic", _clock())
-
-
-def _read(row):
-    from slo_bench.harness.load_generator.server_metrics import read_text
-    from slo_bench.harness.servers.server_kinds import metrics_by_server
-
-    return read_text(row[1], row[0], {}, metrics_by_server())
-
-
-def _clock():
-    """A clock that goes on by a second with each look."""
-    ticks = itertools.count()
-    return lambda: float(next(ticks))
 
 
 @pytest.mark.slow
@@ -126,11 +95,11 @@ def test_observe_leaves_out_single_readings_that_fail(answering, small, monkeypa
     def read(source, time_s):
         if next(turns) % 20 == 7:
             raise SloBenchError("it does not answer: no whole answer within 10 s")
-        return _read(next(good))
+        return read_of(next(good))
 
     source = "slo_bench.harness.load_generator.metrics_source.MetricsSource.read"
     monkeypatch.setattr(source, read)
-    monkeypatch.setattr(observe, "monotonic", _clock())
+    monkeypatch.setattr(observe, "monotonic", ticking_clock())
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
     done = CliRunner().invoke(app, [*words, "--interval", "1"])
     assert done.exit_code == 0, done.output
@@ -146,10 +115,10 @@ def test_observe_ends_where_most_readings_fail(answering, small, monkeypatch):
     def read(source, time_s):
         if next(turns):
             raise SloBenchError("gone")
-        return _read(rows[0])
+        return read_of(rows[0])
 
     monkeypatch.setattr("slo_bench.harness.load_generator.metrics_source.MetricsSource.read", read)
-    monkeypatch.setattr(observe, "monotonic", _clock())
+    monkeypatch.setattr(observe, "monotonic", ticking_clock())
     done = CliRunner().invoke(app, ["observe", url, "--model", small, "--slo", "ttft=1"])
     assert str(done.exception) == "gone"
 

@@ -13,6 +13,7 @@ import pytest
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.engine_logs import EngineSettings, RealLog
+from slo_bench.predictors.operators.front_end import FrontEnd
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.formulas import profiled_step_time
 from slo_bench.predictors.profiles.profile_format import Profile, table_of
@@ -56,13 +57,25 @@ PROFILE = small_profile()
 
 
 def simulated_log(
-    num_gpu_blocks: int, caching: bool, seed: int = 1, profile: Profile = PROFILE
+    num_gpu_blocks: int,
+    caching: bool,
+    seed: int = 1,
+    profile: Profile = PROFILE,
+    front_end: FrontEnd | None = None,
+    together: int = 1,
+    gap_s: float = 0.1,
+    longest_prompt: int = 900,
 ) -> tuple[RealLog, int]:
-    """What the simulator does itself, as a log, and how often it preempted."""
+    """What the simulator does itself, as a log, and how often it preempted.
+
+    With a front end it is the log of a client. So many requests arrive `together`, on average
+    `gap_s` a request after those before.
+    """
     rng = np.random.default_rng(seed)
     n = 80
+    gaps_s = rng.exponential(gap_s * together, n) * (np.arange(n) % together == 0)
     workload = Workload(
-        np.cumsum(rng.exponential(0.1, n)), rng.integers(50, 900, n), rng.integers(20, 500, n)
+        np.cumsum(gaps_s), rng.integers(50, longest_prompt, n), rng.integers(20, 500, n)
     )
     if caching:
         blocks = (workload.prompt_tokens + workload.output_tokens) // 16
@@ -88,7 +101,7 @@ def simulated_log(
     )
     host = Host(launch_s=0.004, graph_tokens=64)
     step_time = profiled_step_time(profile, host).model
-    records = simulate(workload, system, placement, step_time).records
+    records = simulate(workload, system, placement, step_time, front_end=front_end).records
     arrival_s = workload.arrival_s - workload.arrival_s[0]
     log = RealLog(
         "made up",
@@ -100,6 +113,7 @@ def simulated_log(
         records.finish_s - workload.arrival_s[0],
         settings,
         np.arange(len(workload)),
+        of_client=front_end is not None,
     )
     return log, int(records.preemptions_recompute.sum())
 

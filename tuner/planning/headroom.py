@@ -13,11 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ...harness.core.policy import Policy, overrides
-from ...harness.core.records.request_records import Outcome
-from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec
+from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -31,11 +28,12 @@ from ...harness.policies.systems import system
 from ...harness.results.stationarity import horizon_s
 from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.server_kinds import SERVERS, limits_of
+from ...harness.validation.calibration.calibrate_server import seen_over_simulated
+from ...predictors.scaled import ScaledStepTime
 from ...workloads.errors import SloBenchError
 from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import Budget, Capacity, SearchOptions
-from ..sensitivity.perturbations import ScaledStepTime
 from ..sensitivity.study import highest_rps
 
 _REQUESTS, _MOST_REQUESTS = 2000, 20_000
@@ -152,8 +150,9 @@ def headroom_of(
     spec = cells[0]
     rate_rps = server.arrival_rps
     say("simulating the load that was seen")
-    compared = _compared(spec, server, seen_workload)
-    logs = [*server.step_errors().tolist(), *map(math.log, compared.values()), 0.0]
+    compared = seen_over_simulated(spec, server, seen_workload)
+    of_steps = {name: ratio for name, ratio in compared.items() if name != "ttft"}
+    logs = [*server.step_errors().tolist(), *map(math.log, of_steps.values()), 0.0]
     slow, fast = math.exp(max(logs)), math.exp(min(logs))
     say("searching the capacity")
     capacity = _capacity(spec, rate_rps, target)
@@ -190,7 +189,7 @@ def headroom_of(
         seen_over_simulated=compared,
         changes=tuple(changes),
         next_change=_next(changes, band[0] / rate_rps),
-        notes=(*_notes(server, spec, compared), *([_NOT_FOUND] if capacity_rps is None else [])),
+        notes=(*_notes(server, of_steps), *([_NOT_FOUND] if capacity_rps is None else [])),
     )
 
 
@@ -208,47 +207,13 @@ def _next(changes: list[Change], least_headroom: float) -> Change | None:
     return free
 
 
-def _notes(server: ObservedServer, spec: CellSpec, compared: Mapping[str, float]) -> Iterator[str]:
+def _notes(server: ObservedServer, of_steps: Mapping[str, float]) -> Iterator[str]:
     yield from server.notes
-    outside_s = server.mean_s("ttft") - server.mean_s("queue") - server.mean_s("prefill")
-    if outside_s > 0.1 * server.mean_s("ttft"):
-        yield (
-            f"{1e3 * outside_s:.0f} ms of the mean TTFT pass outside the engine (HTTP, tokenizer), "
-            "which is not simulated"
-        )
-    if any(abs(math.log(ratio)) > _UNLIKE for ratio in compared.values()):
+    if any(abs(math.log(ratio)) > _UNLIKE for ratio in of_steps.values()):
         yield (
             "the simulation of the observed load is off by more than a factor of 2: other things "
             "than these settings decide this server's latencies"
         )
-
-
-def _compared(spec: CellSpec, server: ObservedServer, workload: str) -> dict[str, float]:
-    """Mean latencies of the server over those of the same load, simulated."""
-    spec = dataclasses.replace(
-        spec,
-        workload=WorkloadSpec(workload),
-        rate_rps=None,
-        replay_speed=1.0,
-        requests=None,
-    )
-    drawn = workload_of(spec)
-    records = simulated(spec, drawn, predicted_output_tokens(spec, drawn)).records
-    done = records.outcome == Outcome.FINISHED
-    if not done.any():
-        return {}
-    ttft_s, e2e_s = records.ttft_s[done], records.e2e_s[done]
-    decodes = np.maximum(0, drawn.output_tokens[done] - 1)
-    means = {
-        "itl": float((e2e_s - ttft_s).sum() / max(1, decodes.sum())),
-        "e2e": float(e2e_s.mean()),
-    }
-    observed_s = {name: server.mean_s(name) for name in means}
-    return {
-        name: observed_s[name] / means[name]
-        for name in means
-        if means[name] > 0 and math.isfinite(observed_s[name]) and observed_s[name] > 0
-    }
 
 
 def _attainment(spec: CellSpec, rate_rps: float, factor: float) -> float:

@@ -13,9 +13,12 @@ from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.offered_load import estimated_capacity_rps
 from ...harness.policies.systems import system as system_by_name
+from ...predictors.operators.assembly import is_file
 from ...predictors.placement import smallest_tp, tp_degrees
+from ...predictors.profiles.profile_format import read_profile
 from ...predictors.specs import gpu, model
 from ...workloads.errors import SloBenchError
+from ...workloads.file_cache import file_cache
 from .prices import PriceList, default_prices
 
 Value = bool | int | float | str
@@ -125,8 +128,14 @@ class Deployment:
         """The experiment that `slo-bench run` would run for it."""
         offer = self.offer
         parameters = {name: (value,) for name, value in self.parameters.items()}
-        return _with(experiment, offer.deployment).model_copy(
+        single = _with(experiment, offer.deployment)
+        shape = offer.gpu, offer.tp, offer.pp * offer.dp
+        profile = single.profile[0]
+        if is_file(profile) and _shape_of(str(profile)) != shape:
+            profile = None  # measured on other GPUs
+        return single.model_copy(
             update={
+                "profile": (profile,),
                 "systems": (offer.system,),
                 "parameters": {offer.system: parameters},
                 "gpu": (offer.gpu,),
@@ -138,6 +147,13 @@ class Deployment:
                 "records": "none",
             }
         )
+
+
+@file_cache(maxsize=8)
+def _shape_of(profile: str) -> tuple[str, int, int]:
+    """GPU, tp and other parallelism that a profile's file is of."""
+    measured = read_profile(profile)
+    return measured.gpu, measured.tp, 1
 
 
 def spread_text(tp: int, pp: int, dp: int) -> str:

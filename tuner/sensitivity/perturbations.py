@@ -13,41 +13,13 @@ from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
 from ...predictors.profiles.step_time_table import Tables, TableStepTime
 from ...predictors.roofline import OperatorRoofline, StepTime
+from ...predictors.scaled import ScaledStepTime
 from ...predictors.step_time import step_time
 from ...workloads.arrays import Ints
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 
 _LENGTHS_STREAM = 20  # of random numbers, so that noise is the same for every system and rate
-
-
-@dataclass(frozen=True)
-class ScaledStepTime:
-    """Any step-time model, every step `factor` times as long."""
-
-    model: StepTime
-    factor: float
-
-    def step_s(
-        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> float:
-        """Duration of one step in seconds, perturbed."""
-        return self.factor * self.model.step_s(decode_seqs, decode_kv_tokens, chunks)
-
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """Duration of several decode steps in seconds, perturbed."""
-        return self.factor * self.model.span_s(decode_seqs, decode_kv_tokens, steps)
-
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """The number of steps within a time, corrected for the rounding of `span_s`."""
-        steps = self.model.steps_within(decode_seqs, decode_kv_tokens, duration_s / self.factor)
-        if steps <= 0:
-            return 0
-        while self.span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
-            steps += 1
-        while steps > 1 and self.span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
-            steps -= 1
-        return steps
 
 
 @dataclass(frozen=True)

@@ -436,8 +436,8 @@ class ExperimentSchema(BaseModel):
     front_end: Axis[Literal["server", "none"]] = setting(
         SERVES_MORE,
         "What requests pass before the engine and their answers after (HTTP, tokenizer, first "
-        "chunk): that of the simulated server, or none. Step times of `roofline`, of profiles and "
-        "of device maps have none.",
+        "chunk): that of the simulated server, or none. Profiles have the one that `calibrate` "
+        "learned; `roofline` and device maps have none.",
         ("server",),
         backends=SIMULATOR,
     )

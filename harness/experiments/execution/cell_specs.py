@@ -293,6 +293,7 @@ def placed(spec: PlacementSpec) -> Placed:
     card = card or gpu(spec.gpu)
     if spec.host_link is not None:
         card = dataclasses.replace(card, host_link=link(spec.host_link).name)
+    measured_blocks = None if spec.num_gpu_blocks else _measured_blocks(profile, spec)
     names = {spec_field.name for spec_field in dataclasses.fields(Placement)}
     names -= {"model", "gpu", "server_version"}
     placement = Placement(
@@ -301,7 +302,9 @@ def placed(spec: PlacementSpec) -> Placed:
         **{name: value for name, value in vars(spec).items() if name in names},
         **_memory_of(spec),
         host_memory_bytes=round(spec.host_memory_gib * GIB),
-        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
+        fixed_num_gpu_blocks=spec.num_gpu_blocks
+        or measured_blocks
+        or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
         beside_bytes=own_weight_bytes(embeds, language, language.dtype_of(spec.weight_dtype))
         if embeds
@@ -316,7 +319,10 @@ def placed(spec: PlacementSpec) -> Placed:
         placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
     if spec.device_map is not None:
         return _mapped(spec, placement)
-    placement.check()
+    if measured_blocks is None:
+        placement.check()
+    else:
+        placement.check_tp()
     host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
     if spec.speculation is not None and (profile is not None or spec.profile == ROOFLINE):
@@ -329,8 +335,9 @@ def placed(spec: PlacementSpec) -> Placed:
     if lora:
         timed = lora.slower(timed, card)
     passed = None
-    if spec.front_end == "server" and profile is None and spec.profile != ROOFLINE:
-        passed = front_end(spec.server)
+    if spec.front_end == "server" and spec.profile != ROOFLINE:
+        passed = front_end(spec.server) if profile is None else profile.front_end
+    if passed is not None:
         timed = dataclasses.replace(timed, provenance=f"{timed.provenance}; {passed}")
     return Placed(placement, timed, beside, lora=lora or None, front_end=passed)
 
@@ -358,6 +365,14 @@ def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpe
         return None
     block_bytes = language.kv_bytes_per_token(language.kv_dtype_of(spec.kv_dtype)) * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
+
+
+def _measured_blocks(profile: Profile | None, spec: PlacementSpec) -> int | None:
+    """KV blocks that the engine of a calibration counted, of which one holds nothing."""
+    learned = None if profile is None else profile.calibration
+    if learned is None or not (learned.num_gpu_blocks and learned.block_size):
+        return None
+    return max(1, (learned.num_gpu_blocks - 1) * learned.block_size // spec.block_size)
 
 
 def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
@@ -396,7 +411,7 @@ def _profiled(
                 f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
                 f"profile, or set {name} to {there}"
             )
-    return profiled_step_time(profile, default_host(host_s))
+    return profiled_step_time(profile, default_host(host_s), placement=placement)
 
 
 @file_cache(maxsize=8)

@@ -1,8 +1,8 @@
-"""Calibrates a profile: factors on its linear layers, learned from logs of a real run.
+"""Calibrates a profile on logs of a real server: step times, front end and KV blocks.
 
-A log tells when each request had its first and its last token. Replayed with the clock set to
-these, the batches in between are known, and so is what their steps took together: linear equations
-for the factors. A few batches are not those of the run, so a robust loss is minimised.
+Factors on step times follow from the times between events of a log (`equations`), the front end
+from what a client's first tokens came later than the engine's (`fitted_front_end`). Both are
+learned from each half of every log in time, too, and judged on the other half.
 """
 
 from __future__ import annotations
@@ -11,35 +11,51 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from ....predictors.profiles.build_model import linear_curve
-from ....predictors.profiles.calibration import Calibration, hats
+from ....predictors.operators.front_end import FrontEnd, front_end
+from ....predictors.operators.server_version import NEWEST, UNKNOWN, ServerVersion, version_numbers
+from ....predictors.profiles.calibration import Calibration
 from ....predictors.profiles.formulas import TABLE, available
 from ....predictors.profiles.profile_format import Profile
-from ....predictors.profiles.step_time_table import Curve
-from ....workloads.arrays import Floats
+from ....predictors.profiles.scope import Range, Scope
+from ....predictors.scaled import calibrated
+from ....workloads.arrays import Floats, Mask
 from ....workloads.errors import SloBenchError
 from ...policies.systems import DEFAULT_SYSTEM
 from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS
-from ..replay.log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
-from ..replay.snapped_replay import Snapped, Span, snapped_replay
+from ..replay.log_replay import (
+    METRICS,
+    Replay,
+    as_measured,
+    latencies_of,
+    merged,
+    replay_of,
+    simulated_again,
+    statistics,
+    with_log_link,
+)
+from ..replay.snapped_replay import Snapped, snapped_replay
+from .equations import KNOTS, Equations, equations, factors_of
+from .fitted_front_end import Waited, fitted_front_end
 
 Progress = Callable[[str], None]
 
-# Tokens of a step at which factors are learned: sizes of CUDA graphs, then of chunks.
-KNOTS = (1.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
-_MIN_SPANS = 20
-# Weight of a time between two events: clocks of a log, and steps that are not linear layers.
-_CLOCK_S, _SHARE = 0.003, 0.03
-_SMOOTH = 0.05  # standard deviation of the difference between neighbouring factors
 # Share of disagreements among the events of a replay from which its batches are doubtful, and from
 # which they are those of another run.
 _DOUBTFUL, _UNLIKE = 0.25, 0.75
 # The search for the number of KV blocks: shares of the best one so far, then single blocks.
 _BLOCK_STEPS = ((0.03, 12), (0.01, 2), (0.003, 3))
+_FEWEST = 0.64  # of the estimate, where the search begins
+# The front end decides which step a request enters, and so the equations: both in turn.
+_ROUNDS, _NEAR, _NEAR_S, _WORSE = 8, 0.002, 2e-4, 0.02
+_FIRST_S = (0.0, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)  # latencies to begin with
+_PROMPTS = np.array([1, 2000])  # tokens, at which front ends are compared
+_LEAST_SPANS = 10  # of a half
+_LEAST_JUDGED, _LEAST_OF_P99 = 10, 100  # requests of a half
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,54 @@ class Calibrated:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A log, and what it is simulated with before anything is learned."""
+
+    log: RealLog
+    replay: Replay
+    num_gpu_blocks: int = 0  # told by the log, or found; 0: an estimate
+
+    def with_learned(self, learned: _Learned) -> Replay:
+        """What it is simulated with afterwards."""
+        timed, replay = self.replay.step_time, self.replay
+        model = calibrated(timed.model, factors_of(learned.factors.tolist()))
+        passed = learned.front_end if self.log.of_client else None
+        return dataclasses.replace(
+            replay, step_time=dataclasses.replace(timed, model=model), front_end=passed
+        )
+
+    def latencies(self, replay: Replay) -> dict[str, Floats]:
+        """Simulated seconds of each request by metric."""
+        return as_measured(self.log, simulated_again(replay).records)
+
+    @property
+    def half_s(self) -> float:
+        """The middle of its first and last tokens; the halves are before and from then on."""
+        return float(np.median(np.concatenate([self.log.first_s, self.log.last_s])))
+
+    def half(self, late: bool | None, metric: str = "ttft") -> Mask:
+        """Its requests whose metric was complete in one half; None: all."""
+        if late is None:
+            return np.ones(len(self.log), dtype=np.bool_)
+        complete_s = self.log.first_s if metric == "ttft" else self.log.last_s
+        return np.asarray((complete_s >= self.half_s) == late)
+
+
+class _Learned(NamedTuple):
+    factors: Floats
+    front_end: FrontEnd | None
+
+    def is_near(self, other: _Learned) -> bool:
+        """Whether another round would find the same."""
+        if np.abs(self.factors - other.factors).max() > _NEAR:
+            return False
+        if self.front_end is None or other.front_end is None:
+            return True
+        off_s = self.front_end.passing_s(_PROMPTS) - other.front_end.passing_s(_PROMPTS)
+        return bool(np.abs(off_s).max() < _NEAR_S)
+
+
 def calibrate(
     logs: Sequence[RealLog],
     profile: Profile,
@@ -58,100 +122,90 @@ def calibrate(
     *,
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
+    date: str = "",
     progress: Progress = lambda line: None,
 ) -> Calibrated:
-    """Learn the factors of `profile` from `logs` of the machine; earlier factors are replaced, and
-    the profile uses its tables from then on.
+    """Learn from `logs` of a machine what `profile` lacks; what it had learned is replaced, and a
+    profile with tables uses them from then on.
 
-    Arguments are those of `validate`. Where a log does not tell its number of KV blocks, it is the
-    one whose replay agrees best with the log.
+    Factors on linear layers (without tables: on steps); the front end, where logs are those of
+    clients; the number of KV blocks, where a log does not tell it and blocks ran out: the one whose
+    replay agrees best. Arguments are those of `validate`; `date` goes into the profile's scope.
 
     Raises:
-        SloBenchError: the profile has no tables, or a replay does not come near its log.
+        SloBenchError: the profile has no step times, or a replay does not come near its log.
     """
-    bare = tables_only(profile)
+    settings = overrides or EngineSettings()
+    server = server_of(merged(logs[0].engine, settings))
+    bare = dataclasses.replace(uncalibrated(profile), scope=Scope(server_text(server)))
     for log in logs:
         bare = with_log_link(bare, log)
-    settings = overrides or EngineSettings()
-    with_settings: list[tuple[RealLog, EngineSettings]] = []
     notes: list[str] = []
-    for log in logs:
-        progress(f"replaying {log.name}")
-        log_blocks = settings.num_gpu_blocks or log.engine.num_gpu_blocks
-        if log_blocks is None:
-            log_blocks = _blocks(log, bare, engine, settings, host_s, progress)
-            if log_blocks is not None:
-                notes.append(f"{log.name} does not tell its KV blocks; {log_blocks:,} agree best")
-        with_settings.append((log, dataclasses.replace(settings, num_gpu_blocks=log_blocks)))
-
-    def equations(factored: Profile) -> tuple[_Equations, float]:
-        parts, disagreements, events = [], 0, 0
-        for log, log_settings in with_settings:
-            replay = replay_of(log, factored, engine, overrides=log_settings, host_s=host_s)
-            snapped = snapped_replay(log, replay)
-            disagreements += snapped.disagreements
-            events += snapped.events
-            parts.append(_equations(snapped.spans, replay, bare, factored))
-        return _joined(parts), disagreements / events
-
-    best, disagree = equations(bare)
-    factors = best.solved()
-    again, less = equations(with_factors(bare, KNOTS, factors.tolist()))
-    if less < disagree:
-        best, disagree = again, less
-        factors = best.solved()
-    if disagree > _DOUBTFUL:
-        doubt = (
-            f"{100 * disagree:.0f} % of the first and last tokens come in another order in the "
-            "simulation than in the log: check the engine's settings (meta.json, or options such "
-            f"as --num-gpu-blocks), {HASH_IDS} beside the log, and the model"
-        )
-        if disagree > _UNLIKE:
-            raise SloBenchError(doubt)
-        notes.append(doubt)
-    progress("computing the errors")
-    blocks = {log_settings.num_gpu_blocks for _, log_settings in with_settings}
-    learned = Calibration(
+    recorded = [_recorded(log, bare, engine, settings, host_s, notes, progress) for log in logs]
+    of_client = any(log.of_client for log in logs)
+    begin = _Learned(np.ones(len(KNOTS)), front_end(server) if of_client else None)
+    found, disagreeing = _first(recorded, begin)
+    latest = learned = _learned(recorded, found, begin, begin, None, progress)
+    for _ in range(_ROUNDS):
+        again, fewer = _found(recorded, latest)
+        if fewer > disagreeing + _WORSE:
+            break
+        previous, latest = latest, _learned(recorded, again, begin, latest, None, progress)
+        if fewer <= disagreeing:
+            found, disagreeing, learned = again, fewer, latest
+        if latest.is_near(previous):
+            break
+    notes += _doubts(disagreeing)
+    progress("judging each half by the other")
+    before, after = (_mean_errors(recorded, part) for part in (begin, learned))
+    blocks = {entry.num_gpu_blocks for entry in recorded}
+    sizes = {entry.replay.settings.block_size or 0 for entry in recorded}
+    calibration = Calibration(
         origin=tuple("/".join(Path(log.name).parts[-3:]) for log in logs),
         tokens=KNOTS,
-        factors=tuple(round(float(f), 4) for f in factors),
+        factors=tuple(round(float(f), 4) for f in learned.factors),
         requests=sum(len(log) for log in logs),
-        steps=best.steps,
+        steps=found.steps,
         digests=tuple(log.digest for log in logs),
-        num_gpu_blocks=(blocks.pop() or 0) if len(blocks) == 1 else 0,
-        held_out_percent=round(100 * best.held_out(), 2),
+        num_gpu_blocks=blocks.pop() if len(blocks) == 1 else 0,
+        block_size=sizes.pop() if len(sizes) == 1 else 0,
+        before_percent=before,
+        after_percent=after,
+        held_out_percent=_held_out(recorded, found, begin, learned, progress),
     )
-    result = dataclasses.replace(bare, calibration=learned)
-    before, after = (
-        _mean_errors(
-            [
-                validate(log, p, engine, overrides=log_settings, host_s=host_s)
-                for log, log_settings in with_settings
-            ]
-        )
-        for p in (bare, result)
-    )
-    learned = dataclasses.replace(learned, before_percent=before, after_percent=after)
     if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
         notes.append(
-            "the factors bring the simulation no nearer to the run: its engine's settings are "
-            "probably others than those simulated (meta.json, or options)"
+            "what was learned brings the simulation no nearer to the run: its engine's settings "
+            "are probably others than those simulated (meta.json, or options)"
         )
-    return Calibrated(dataclasses.replace(result, calibration=learned), learned, tuple(notes))
+    if not of_client:
+        notes.append(
+            "times are the engine's own: the front end before it is not learned, and not simulated "
+            "with this profile"
+        )
+    result = dataclasses.replace(
+        bare,
+        calibration=calibration,
+        front_end=learned.front_end,
+        scope=dataclasses.replace(scope_of(logs), server=server_text(server), date=date),
+    )
+    return Calibrated(result, calibration, tuple(notes))
 
 
-def tables_only(profile: Profile) -> Profile:
-    """The profile without a calibration, and with step times from its tables.
+def uncalibrated(profile: Profile) -> Profile:
+    """The profile without what it has learned, and with step times from its tables, if any.
 
     Raises:
-        SloBenchError: it has no tables of linear layers and attention.
+        SloBenchError: it has no step times.
     """
-    if TABLE not in available(profile):
+    formulas = available(profile)
+    if not formulas:
         raise SloBenchError(
-            f"the profile of {profile.label} has no tables of linear layers and attention; only "
-            f"those are calibrated (it has: {', '.join(available(profile)) or 'nothing'})"
+            f"the profile of {profile.label} has no step times to calibrate: neither tables of "
+            "linear layers and attention nor a fit"
         )
-    return dataclasses.replace(profile, calibration=None, best="")
+    best = "" if TABLE in formulas else profile.best
+    return dataclasses.replace(profile, calibration=None, front_end=None, scope=None, best=best)
 
 
 def with_factors(profile: Profile, tokens: tuple[float, ...], factors: Sequence[float]) -> Profile:
@@ -160,114 +214,204 @@ def with_factors(profile: Profile, tokens: tuple[float, ...], factors: Sequence[
     return dataclasses.replace(profile, calibration=learned)
 
 
-def _mean_errors(validations: Sequence[Validation]) -> dict[str, float]:
+def server_of(settings: EngineSettings) -> ServerVersion:
+    """The server of a log; an unknown version is the newest."""
+    usual = ServerVersion()
+    engine = settings.server if settings.server in NEWEST else usual.engine
+    version = settings.version or ""
+    known_version = version_numbers(version) != UNKNOWN
+    return ServerVersion(engine or usual.engine, version if known_version else "")
+
+
+def server_text(server: ServerVersion) -> str:
+    """The server as `ServerVersion.parse` reads it."""
+    return f"{server.engine}-{server.version}" if server.version else server.engine
+
+
+def scope_of(logs: Sequence[RealLog]) -> Scope:
+    """The loads of the logs, an instance's; lengths from the 1st to the 99th percentile."""
+
+    def lengths(name: str) -> Range:
+        tokens = np.concatenate([getattr(log, name) for log in logs])
+        low, high = np.quantile(tokens, (0.01, 0.99))
+        return float(np.floor(low)), float(np.ceil(high))
+
+    rates_rps = [float(f"{(len(log) - 1) / max(1e-9, np.ptp(log.arrival_s)):.3g}") for log in logs]
+    in_flight = [_in_flight(log) for log in logs]
+    return Scope(
+        rate_rps=(min(rates_rps), max(rates_rps)),
+        prompt_tokens=lengths("prompt_tokens"),
+        output_tokens=lengths("output_tokens"),
+        concurrency=(
+            float(min(count.min() for count in in_flight)),
+            float(max(count.max() for count in in_flight)),
+        ),
+    )
+
+
+def _in_flight(log: RealLog) -> Floats:
+    """Requests in flight when each arrives, itself included."""
+    ended = np.searchsorted(np.sort(log.last_s), log.arrival_s, side="right")
+    return np.arange(1.0, len(log) + 1) - ended
+
+
+def _recorded(
+    log: RealLog,
+    bare: Profile,
+    engine: str,
+    settings: EngineSettings,
+    host_s: float,
+    notes: list[str],
+    progress: Progress,
+) -> _Recorded:
+    progress(f"replaying {log.name}")
+    replay = replay_of(log, bare, engine, overrides=settings, host_s=host_s)
+    if (replay.settings.instances or 1) > 1:
+        raise SloBenchError(
+            f"{log.name} is of {replay.settings.instances} instances, whose requests are not told "
+            "apart; calibrate on the log of one"
+        )
+    if log.of_client:
+        passed = front_end(server_of(replay.settings))
+        replay = dataclasses.replace(replay, front_end=passed)
+    blocks = settings.num_gpu_blocks or log.engine.num_gpu_blocks
+    if blocks is None and (blocks := _blocks(log, replay, progress)) is not None:
+        notes.append(f"{log.name} does not tell its KV blocks; {blocks:,} agree best")
+        replay = replay.with_blocks(blocks)
+    return _Recorded(log, replay, blocks or 0)
+
+
+def _found(recorded: Sequence[_Recorded], learned: _Learned) -> tuple[Equations, float]:
+    """Equations of all logs, and the share of events that disagree."""
+    parts, disagreements, events = [], 0, 0
+    for entry in recorded:
+        log, replay = entry.log, entry.with_learned(learned)
+        snapped = snapped_replay(log, replay)
+        disagreements += snapped.disagreements
+        events += snapped.events
+        model, of_client = entry.replay.step_time.model, log.of_client
+        parts.append(
+            equations(
+                snapped.spans, model, learned.factors, half_s=entry.half_s, of_client=of_client
+            )
+        )
+    return Equations.joined(parts), disagreements / events
+
+
+def _first(recorded: Sequence[_Recorded], begin: _Learned) -> tuple[Equations, float]:
+    """Equations with the latency of the front end with which fewest events disagree."""
+    if begin.front_end is None:
+        return _found(recorded, begin)
+    tried = [
+        _found(
+            recorded,
+            begin._replace(front_end=dataclasses.replace(begin.front_end, latency_s=latency_s)),
+        )
+        for latency_s in _FIRST_S
+    ]
+    return min(tried, key=lambda found: found[1])
+
+
+def _learned(
+    recorded: Sequence[_Recorded],
+    found: Equations,
+    begin: _Learned,
+    latest: _Learned,
+    late: bool | None,
+    progress: Progress,
+) -> _Learned:
+    """What one half of the logs tells; with None all of them.
+
+    `begin` is what stands where they tell nothing, `latest` what was learned before.
+    """
+    factors = (found if late is None else found.rows(found.late == late)).solved()
+    if begin.front_end is None:
+        return _Learned(factors, None)
+    progress("learning the front end")
+    of_clients = [entry for entry in recorded if entry.log.of_client]
+
+    def waited(queued: FrontEnd) -> list[Waited]:
+        return [
+            Waited(
+                entry.log.prompt_tokens.astype(np.float64),
+                latencies_of(entry.log)["ttft"],
+                entry.latencies(entry.with_learned(_Learned(factors, queued)))["ttft"],
+            )
+            for entry in of_clients
+        ]
+
+    chosen = [entry.half(late) for entry in of_clients]
+    first_s = None if latest.front_end is None else latest.front_end.request_s
+    return _Learned(factors, fitted_front_end(begin.front_end, waited, chosen, first_s))
+
+
+def _doubts(disagreeing: float) -> list[str]:
+    """What a share of disagreeing events says of the replay.
+
+    Raises:
+        SloBenchError: it is another run.
+    """
+    doubt = (
+        f"{100 * disagreeing:.0f} % of the first and last tokens come in another order in the "
+        "simulation than in the log: check the engine's settings (meta.json, or options such "
+        f"as --num-gpu-blocks), {HASH_IDS} beside the log, and the model"
+    )
+    if disagreeing > _UNLIKE:
+        raise SloBenchError(doubt)
+    return [doubt] if disagreeing > _DOUBTFUL else []
+
+
+def _mean_errors(recorded: Sequence[_Recorded], learned: _Learned) -> dict[str, float]:
     """Error of the mean of each metric over all requests, in percent."""
+    measured = [latencies_of(entry.log) for entry in recorded]
+    predicted = [entry.latencies(entry.with_learned(learned)) for entry in recorded]
     errors = {}
     for metric in METRICS:
         real, simulated = (
-            np.concatenate([getattr(validation, name)[metric] for validation in validations])
-            for name in ("real", "simulated")
+            np.concatenate([seconds[metric] for seconds in logs]) for logs in (measured, predicted)
         )
         errors[metric] = round(100 * float(np.nanmean(simulated) / np.nanmean(real) - 1), 2)
     return errors
 
 
-# ---------------------------------------------------------------- equations
-
-
-@dataclass(frozen=True)
-class _Equations:
-    """A row a span: `rest_s` + `linear_s` · factors = `real_s`."""
-
-    linear_s: Floats  # [span, knot]
-    rest_s: Floats
-    real_s: Floats
-    steps: int
-
-    def rows(self, chosen: slice) -> _Equations:
-        return _Equations(
-            self.linear_s[chosen], self.rest_s[chosen], self.real_s[chosen], self.steps
-        )
-
-    def solved(self) -> Floats:
-        """Factors: least squares with Cauchy's loss, near to each other where little is known."""
-        from scipy.optimize import least_squares
-
-        n = len(KNOTS)
-        weight = 1 / (_CLOCK_S + _SHARE * self.real_s)
-        differences = np.diff(np.eye(n), axis=0) / _SMOOTH
-
-        def residuals(factors: Floats) -> Floats:
-            off_s = self.linear_s @ factors + self.rest_s - self.real_s
-            return np.concatenate([weight * off_s, differences @ factors])
-
-        solution = least_squares(residuals, np.ones(n), loss="cauchy", bounds=(0.2, 5.0))
-        return np.asarray(solution.x, dtype=np.float64)
-
-    def held_out(self) -> float:
-        """How far half of the spans is off with the factors of the other half; the larger one."""
-        half = len(self.real_s) // 2
-        halves = self.rows(slice(None, half)), self.rows(slice(half, None))
-        off = []
-        for fitted, others in (halves, halves[::-1]):
-            ratio = (others.linear_s @ fitted.solved() + others.rest_s) / others.real_s
-            off.append(abs(float(np.median(ratio)) - 1))
-        return max(off)
-
-
-def _equations(
-    spans: Sequence[Span], replay: Replay, bare: Profile, factored: Profile
-) -> _Equations:
-    """The spans of one replay, whose predictions are those of `factored`."""
-    if len(spans) < _MIN_SPANS:
-        raise SloBenchError(
-            f"the log has {len(spans)} times between first and last tokens that can be used; a "
-            f"calibration needs {_MIN_SPANS}, of some dozens of requests"
-        )
-    curve = linear_curve(bare)
-    weights = hats(KNOTS, np.maximum(1.0, curve.counts))
-    parts = [Curve(curve.counts, curve.seconds * weights[:, k]) for k in range(len(KNOTS))]
-    seconds_by_tokens: dict[int, Floats] = {}
-
-    def linear_s(tokens: int) -> Floats:
-        if tokens not in seconds_by_tokens:
-            size = replay.host.graph_size(tokens)
-            seconds_by_tokens[tokens] = np.array([part(size) for part in parts])
-        return seconds_by_tokens[tokens]
-
-    total = np.array([sum(linear_s(n) for n in span.tokens) for span in spans])
-    present = factored.calibration
-    factors = np.ones(len(KNOTS)) if present is None else np.array(present.factors)
-    predicted_s = np.array([span.predicted_s for span in spans])
-    real_s = np.array([span.real_s for span in spans])
-    steps = sum(len(span.tokens) for span in spans)
-    return _Equations(total, predicted_s - total @ factors, real_s, steps)
-
-
-def _joined(parts: Sequence[_Equations]) -> _Equations:
-    linear_s = np.concatenate([part.linear_s for part in parts])
-    rest_s = np.concatenate([part.rest_s for part in parts])
-    real_s = np.concatenate([part.real_s for part in parts])
-    return _Equations(linear_s, rest_s, real_s, sum(part.steps for part in parts))
+def _held_out(
+    recorded: Sequence[_Recorded],
+    found: Equations,
+    begin: _Learned,
+    whole: _Learned,
+    progress: Progress,
+) -> dict[str, float]:
+    """The largest error of each metric on either half of a log by what the other halves tell, in
+    percent: of mean, p50, p90, and of p99 with 100 requests; empty where halves are too short.
+    """
+    if min((found.late == late).sum() for late in (False, True)) < _LEAST_SPANS:
+        return {}
+    worst: dict[str, float] = {}
+    for late in (False, True):
+        learned = _learned(recorded, found, begin, whole, not late, progress)
+        for entry in recorded:
+            real, simulated = latencies_of(entry.log), entry.latencies(entry.with_learned(learned))
+            for metric in METRICS:
+                rows = entry.half(late, metric)
+                if rows.sum() < _LEAST_JUDGED:
+                    continue
+                figures = statistics(simulated[metric][rows])
+                for name, real_s in statistics(real[metric][rows]).items():
+                    if real_s > 0 and (name != "p99" or rows.sum() >= _LEAST_OF_P99):
+                        off = 100 * abs(figures[name] / real_s - 1)
+                        worst[metric] = max(worst.get(metric, 0.0), round(off, 2))
+    return worst
 
 
 # ---------------------------------------------------------------- KV blocks
 
 
-def _blocks(
-    log: RealLog,
-    profile: Profile,
-    engine: str,
-    settings: EngineSettings,
-    host_s: float,
-    progress: Progress,
-) -> int | None:
+def _blocks(log: RealLog, replay: Replay, progress: Progress) -> int | None:
     """The number of KV blocks, as the engine counts them, whose replay agrees best with the log.
 
     One block more or less makes another victim of a preemption, so the number is sharp where
-    blocks ran out. None where they did not: twice the estimate gives the same replay.
+    blocks ran out. None where they did not: twice the estimate gives as good a replay.
     """
-    replay = replay_of(log, profile, engine, overrides=settings, host_s=host_s)
     estimate = replay.settings.num_gpu_blocks
     assert estimate is not None
     least = int((log.prompt_tokens + log.output_tokens).max()) // replay.placement.block_size + 2
@@ -278,17 +422,18 @@ def _blocks(
             return np.inf
         if blocks not in tried:
             progress(f"{log.name}: {blocks:,} KV blocks")
-            candidate = dataclasses.replace(settings, num_gpu_blocks=blocks)
             fewest = min((snapped.disagreements for snapped in tried.values()), default=np.inf)
-            with_blocks = replay_of(log, profile, engine, overrides=candidate, host_s=host_s)
-            tried[blocks] = snapped_replay(log, with_blocks, fewest)
+            tried[blocks] = snapped_replay(log, replay.with_blocks(blocks), fewest)
         return tried[blocks].disagreements
 
     def better(best: int, others: Sequence[int]) -> int:
         return min((best, *others), key=disagreements)
 
     events = snapped_replay(log, replay).events
-    if disagreements(estimate) == disagreements(2 * estimate) <= _DOUBTFUL * events:
+    roomy = disagreements(2 * estimate)
+    if disagreements(estimate) == roomy and (
+        roomy <= _DOUBTFUL * events or disagreements(round(_FEWEST * estimate)) == roomy
+    ):
         return None
     best = estimate
     for share, reach in _BLOCK_STEPS:
@@ -297,5 +442,5 @@ def _blocks(
     while True:
         nearest = better(best, [best + k for k in (1, -1, 2, -2, 3, -3, 4, -4)])
         if nearest == best:
-            return best
+            return best if disagreements(best) < roomy else None
         best = nearest

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ....predictors.operators.assembly import OPERATORS
+from ....predictors.operators.front_end import front_end
 from ....predictors.profiles.build_model import GRAPH_TOKENS
 from ....predictors.profiles.calibration import Calibration
 from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile
+from ....predictors.profiles.scope import Range, Scope
 from ....predictors.profiles.step_time_table import Host
 from ....predictors.step_time import DEFAULT_HOST_S
 from ....workloads.arrays import Floats
 from ....workloads.errors import SloBenchError
 from ..accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement
-from ..accuracy.predict import measured_server, predict
+from ..accuracy.predict import measured_server, placed_as_measured, predict
 from ..accuracy.readers import read_folder
-from .calibrate import Calibrated, Progress, tables_only, with_factors
+from .calibrate import Calibrated, Progress, server_text, uncalibrated, with_factors
 
 # Steps that are replayed from a CUDA graph, and larger ones.
 KNOTS = (float(GRAPH_TOKENS), GRAPH_TOKENS + 1.0)
@@ -31,17 +34,18 @@ _ROUNDS = 6
 
 
 def calibrate_table(
-    file: Path, profile: Profile, *, progress: Progress = lambda line: None
+    file: Path, profile: Profile, *, date: str = "", progress: Progress = lambda line: None
 ) -> Calibrated:
     """Learn two factors of `profile` from the rows of `file` that are of its model and GPU.
 
-    `file` is a closed-loop table as `slo-bench accuracy` reads it.
+    `file` is a closed-loop table as `slo-bench accuracy` reads it. The front end is that of the
+    catalogue: means do not tell it from prompts' steps.
 
     Raises:
-        SloBenchError: no row is of the profile, or the profile has no tables.
+        SloBenchError: no row is of the profile, or the profile has no step times.
         FileFormatError: the file is damaged.
     """
-    bare = tables_only(profile)
+    bare = uncalibrated(profile)
     all_rows = [entry for entry in read_folder(file) if isinstance(entry, Measurement)]
     rows = [row for row in all_rows if _of(row, bare)]
     if not rows:
@@ -51,12 +55,21 @@ def calibrate_table(
             f"{', '.join(others[:5]) or 'none'}"
         )
     progress(f"{len(rows)} rows")
-    factors, loads = _solved(rows, bare, progress), [row.case.load for row in rows]
+    loads = [row.case.load for row in rows if isinstance(row.case.load, ClosedLoop)]
+    server = measured_server(rows[0].case)
+    scope = Scope(
+        server_text(server),
+        date,
+        prompt_tokens=_range(loads, lambda load: load.prompt_tokens),
+        output_tokens=_range(loads, lambda load: load.output_tokens),
+        concurrency=_range(loads, lambda load: load.concurrency),
+    )
+    bare = dataclasses.replace(bare, scope=scope, front_end=front_end(server))
     calibration = Calibration(
         origin=(file.name,),
         tokens=KNOTS,
-        factors=factors,
-        requests=sum(load.concurrency for load in loads if isinstance(load, ClosedLoop)),
+        factors=_solved(rows, bare, progress),
+        requests=sum(load.concurrency for load in loads),
         digests=tuple(row.key for row in rows),
         before_percent=_errors(rows, bare),
         held_out_percent=_held_out(rows, bare, progress),
@@ -66,6 +79,11 @@ def calibrate_table(
     left_out = len(all_rows) - len(rows)
     notes = (f"{left_out} rows of other models, GPUs or formats are left out",) if left_out else ()
     return Calibrated(dataclasses.replace(result, calibration=calibration), calibration, notes)
+
+
+def _range(loads: Sequence[ClosedLoop], count: Callable[[ClosedLoop], int]) -> Range:
+    counts = [float(count(load)) for load in loads]
+    return min(counts), max(counts)
 
 
 def _of(row: Measurement, profile: Profile) -> bool:
@@ -100,7 +118,12 @@ def _ratios(rows: Sequence[Measurement], profile: Profile) -> dict[str, Floats]:
     ratios_by_metric: dict[str, list[float]] = {metric: [] for metric in _METRICS}
     for row in rows:
         host_s = 0.0 if measured_server(row.case).schedules_ahead else DEFAULT_HOST_S
-        step_time = profiled_step_time(profile, Host(step_s=host_s, graph_tokens=GRAPH_TOKENS))
+        host = Host(step_s=host_s, graph_tokens=GRAPH_TOKENS)
+        step_time = profiled_step_time(
+            profile,
+            None if profile.best == OPERATORS else host,  # operators have host times of their own
+            placement=placed_as_measured(row.case),
+        )
         predicted = predict(row.case, step_time_model=step_time).figures
         for metric, name in _METRICS.items():
             ratio = predicted.get(name, math.nan) / row.measured.get(name, math.nan)
@@ -118,15 +141,17 @@ def _errors(rows: Sequence[Measurement], profile: Profile) -> dict[str, float]:
     }
 
 
-def _held_out(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> float:
-    """Mean absolute error of TPOT of every second row with the factors of the others; the larger
-    of both halves; NaN with fewer than four rows.
+def _held_out(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> dict[str, float]:
+    """Mean absolute error, by metric, of every second row with the factors of the others, in
+    percent; the larger of both halves; empty with fewer than four rows.
     """
+    worst: dict[str, float] = {}
     if len(rows) < 4:
-        return math.nan
-    off = []
+        return worst
     for fitted, held_out in ((rows[::2], rows[1::2]), (rows[1::2], rows[::2])):
         half = with_factors(bare, KNOTS, _solved(fitted, bare, progress))
-        ratios = _ratios(held_out, half)["tpot"]
-        off.append(float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan)
-    return round(100 * max(off), 2)
+        for metric, ratios in _ratios(held_out, half).items():
+            if len(ratios):
+                off = round(100 * float(np.abs(ratios - 1).mean()), 2)
+                worst[metric] = max(worst.get(metric, 0.0), off)
+    return worst

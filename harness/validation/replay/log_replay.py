@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....predictors.operators.assembly import OPERATORS
+from ....predictors.operators.front_end import FrontEnd
 from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement
 from ....predictors.profiles.build_model import GRAPH_TOKENS, with_peer_link
@@ -164,7 +166,7 @@ def validate(
     records = simulated_again(replayed, asked_requests).records
     if asked_requests is not None:
         records = _records_of(log, records, asked_requests)
-    simulated = _measured(log, records, client_s, may_end=asked_requests is not None)
+    simulated = as_measured(log, records, client_s, may_end=asked_requests is not None)
     return Validation(
         log=log,
         engine=replayed.system.name,
@@ -204,6 +206,7 @@ def simulated_again(
         predicted_output_tokens=predicted,
         output_tokens_p90=longest,
         trace=trace,
+        front_end=replayed.front_end,
     )
 
 
@@ -244,6 +247,14 @@ class Replay:
     host: Host
     step_time: StepTimeModel
     notes: tuple[str, ...]
+    front_end: FrontEnd | None = None
+
+    def with_blocks(self, num_gpu_blocks: int) -> Replay:
+        """With so many KV blocks, as the engine counts them."""
+        settings = dataclasses.replace(self.settings, num_gpu_blocks=num_gpu_blocks)
+        return dataclasses.replace(
+            self, placement=_with_own_room(self.placement, settings), settings=settings
+        )
 
 
 def replay_of(
@@ -265,7 +276,7 @@ def replay_of(
     if log.unfinished:
         notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
     served = system(engine).with_parameters(**(parameters or {}))
-    settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
+    settings = merged(merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling
     if ahead is None:
         ahead = ServerVersion(version=settings.version or "").schedules_ahead
@@ -276,7 +287,8 @@ def replay_of(
     if log.engine.prefix_caching is not None:  # whatever the system has in simulations
         served = dataclasses.replace(served, prefix_cache=log.engine.prefix_caching)
     host = Host() if is_whole(profile) else _host(settings, host_s)
-    step_time = profiled_step_time(profile, host)
+    operators = profile.best == OPERATORS  # which have host times of their own
+    step_time = profiled_step_time(profile, None if operators else host, placement=placement)
     if profile.calibration is not None and log.digest in profile.calibration.digests:
         notes.append("the profile was calibrated on this log, so its errors say nothing of others")
     if settings.prefix_caching and log.shared_blocks is None and not known_prefixes:
@@ -289,7 +301,8 @@ def replay_of(
     elif isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
-    return Replay(workload, served, placement, settings, host, step_time, tuple(notes))
+    passed = profile.front_end if log.of_client else None
+    return Replay(workload, served, placement, settings, host, step_time, tuple(notes), passed)
 
 
 def with_log_link(profile: Profile, log: RealLog) -> Profile:
@@ -308,7 +321,8 @@ def _prefixes_unknown(log: RealLog) -> str:
     )
 
 
-def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
+def merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
+    """The settings of both; those of `winner` count first."""
     overrides = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
     return dataclasses.replace(base, **overrides)
 
@@ -366,9 +380,13 @@ def _placed(
             f"the log has no number of KV blocks; {estimated:,} is an estimate (--num-gpu-blocks)"
         )
         settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
+    return _with_own_room(placement, settings), settings
+
+
+def _with_own_room(placement: Placement, settings: EngineSettings) -> Placement:
     kind = server_kinds().get(settings.server or "") or server_kind(DEFAULT_SERVER)
     usable = max(1, (settings.num_gpu_blocks or 2) - kind.placeholder_blocks)
-    return dataclasses.replace(placement, fixed_num_gpu_blocks=usable), settings
+    return dataclasses.replace(placement, fixed_num_gpu_blocks=usable)
 
 
 # With measured step times and known KV blocks, model and GPU change nothing else.
@@ -457,8 +475,8 @@ def _workload(log: RealLog, settings: EngineSettings) -> Workload:
     )
 
 
-def _measured(
-    log: RealLog, records: Records, client_s: float, *, may_end: bool = False
+def as_measured(
+    log: RealLog, records: Records, client_s: float = 0.0, *, may_end: bool = False
 ) -> dict[str, Floats]:
     """Simulated seconds by metric; `may_end`: a policy may send requests away (NaN)."""
     lost = int((records.outcome != Outcome.FINISHED).sum())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,11 +28,22 @@ _TOGETHER_S = 0.005
 
 @dataclass(frozen=True)
 class Span:
-    """Steps between two events of the log: tokens of each, their predicted and the real seconds."""
+    """Steps between two events of the log: tokens and predicted seconds of each, and what they took
+    together.
 
-    tokens: tuple[int, ...]
-    predicted_s: float
+    `end_s` is on the log's clock; `longer_prompt`: tokens by which the prompts of the last event
+    are longer than those of the first, on average.
+    """
+
+    steps: tuple[tuple[int, float], ...]
     real_s: float
+    end_s: float
+    longer_prompt: float
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds of the steps together."""
+        return sum(seconds for _, seconds in self.steps)
 
 
 @dataclass
@@ -56,18 +67,25 @@ class Snapped:
 def snapped_replay(log: RealLog, replayed: Replay, max_disagreements: float = INF) -> Snapped:
     """Replay `log` with the system, placement and step times that simulate it.
 
-    It ends with more than `max_disagreements` disagreements, unfinished.
+    It ends with more than `max_disagreements` disagreements, unfinished. With a front end requests
+    enter the engine when they have passed it, in order of arrival.
     """
     snapped = Snapped(max_disagreements=max_disagreements)
     stepping = _Stepping(replayed.step_time.model)
+    workload, front_end = replayed.workload, replayed.front_end
+    if front_end is not None:
+        passed_s = workload.arrival_s + front_end.passing_s(workload.prompt_tokens)
+        workload = replace(workload, arrival_s=np.maximum.accumulate(passed_s))
+        front_end = replace(front_end, latency_s=0.0, token_s=0.0)
     with suppress(_TooManyError):
         simulate(
-            replayed.workload,
+            workload,
             replayed.system,
             replayed.placement,
             stepping,
             overlong_requests="error",
             engine=partial(_SnappedInstance, log, snapped, stepping.steps),
+            front_end=front_end,
         )
     return snapped
 
@@ -112,7 +130,7 @@ class _Stepping:
 class _SnappedInstance(SimulatedInstance):
     """An instance whose clock is set to the log's at every first and last token."""
 
-    __slots__ = ("_log", "_since_s", "_snapped", "_steps")
+    __slots__ = ("_log", "_prompt_tokens", "_since_s", "_snapped", "_steps")
 
     def __init__(
         self,
@@ -127,10 +145,11 @@ class _SnappedInstance(SimulatedInstance):
         self._snapped = snapped
         self._steps = steps  # since the last event
         self._since_s = -INF
+        self._prompt_tokens = 0.0  # of the last event
 
     def finish_due(self) -> bool:
         due = [r.id for tick, _, v, r in self.ends if tick <= self.tick and v == r.version]
-        self._snap(self._log.last_s[due])
+        self._snap(self._log.last_s[due], due)
         return super().finish_due()
 
     def _complete_prefills(self) -> bool:
@@ -139,11 +158,13 @@ class _SnappedInstance(SimulatedInstance):
             for r in self.prefilling
             if r.kv_tokens >= r.target_tokens and r.first_token_s != r.first_token_s
         ]
-        self._snap(self._log.first_s[first])
+        self._snap(self._log.first_s[first], first)
         return super()._complete_prefills()
 
-    def _snap(self, times_s: Floats) -> None:
-        """Set the clock to the events of this step, and keep the steps since the last ones."""
+    def _snap(self, times_s: Floats, rows: list[int]) -> None:
+        """Set the clock to the events of this step, of requests at these rows of the log, and keep
+        the steps since the last ones.
+        """
         if not len(times_s):
             return
         snapped, since_s, steps = self._snapped, self._since_s, self._steps
@@ -160,8 +181,10 @@ class _SnappedInstance(SimulatedInstance):
             return
         predicted_s = sum(seconds for _, seconds in steps)
         busy = abs(self.now_s - since_s - predicted_s) < 1e-6
+        prompt_tokens = float(self._log.prompt_tokens[rows].mean())
         if busy and together:
-            tokens = tuple(tokens for tokens, _ in steps)
-            snapped.spans.append(Span(tokens, predicted_s, event_s - since_s))
+            longer = prompt_tokens - self._prompt_tokens
+            snapped.spans.append(Span(tuple(steps), event_s - since_s, event_s, longer))
+        self._prompt_tokens = prompt_tokens
         steps.clear()
         self.now_s = self._since_s = event_s

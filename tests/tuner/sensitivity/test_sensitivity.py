@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.scaled import ScaledStepTime
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
 from slo_bench.tuner.sensitivity.perturbations import (
     PERTURBATIONS,
-    ScaledStepTime,
     perturbation,
     world,
 )
