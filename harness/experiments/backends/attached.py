@@ -25,7 +25,7 @@ from ...load_generator.http.http_options import Api
 from ...load_generator.http.request_columns import FAULTS
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.http.unserved import most_common_detail
-from ...load_generator.listed_models import folders_of, listed_models
+from ...load_generator.listed_models import entry_of, folders_of, listed_models
 from ...load_generator.load_progress import Progress
 from ...load_generator.probe import reach
 from ...load_generator.routed_load import Client, HttpResult, connections_note, measure
@@ -96,9 +96,13 @@ class HttpBackend:
             for endpoint in endpoints
         ]
         names = [str(entry.get("id", "")) for entry in lists[0]]
-        model = next(iter(names), "") if requested_model == SERVED else requested_model
-        served = next((entry for entry in lists[0] if entry.get("id") == model), {})
-        for folder_name in (model, *folders_of(endpoints[0], served, headers)):
+        if requested_model == SERVED:
+            requested_model = next(iter(names), "")
+        served = entry_of(endpoints[0], lists[0], requested_model)
+        model = str(served.get("id", requested_model))
+        if model != requested_model:
+            self.say(f"the server serves {requested_model} as {model}")
+        for folder_name in (requested_model, *folders_of(endpoints[0], served, headers)):
             client = with_tokenizer_of(folder_name, client)
         self.say("sending a first request")
         options = client.options(model=model, cell=spec.cell)
