@@ -380,10 +380,13 @@ def _answers_figures(workload: Workload, http_result: HttpResult) -> dict[str, V
     unsure = columns.unsure > 0
     together = (tokens > 1) & (columns.untimed_tokens >= tokens) & ~unsure
     all_tokens = np.maximum(tokens, columns.completion_tokens)  # those not shown included
+    shorter = whole & (all_tokens < workload.output_tokens)
+    uncounted = shorter & (columns.completion_tokens < 0)
     prompts = whole & (columns.prompt_tokens > 0) & (workload.prompt_tokens > 0)
     ratios = columns.prompt_tokens[prompts] / workload.prompt_tokens[prompts]
     return {
-        "truncated_outputs": int((whole & (all_tokens < workload.output_tokens)).sum()),
+        "truncated_outputs": int(shorter.sum()),
+        "unreported_outputs": int(uncounted.sum()),
         "surplus_outputs": int((whole & (columns.surplus > 0)).sum()),
         "unstreamed_answers": int((whole & together).sum()),
         "uncounted_answers": int((whole & unsure).sum()),
