@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import SloBenchError
@@ -18,6 +19,7 @@ _ANSWER_S = 10.0
 _INFO_S = 2.0
 _MOST_ANSWER_BYTES = 16 << 20
 _MOST_NAME = 4096
+_MOST_NAMED = 5
 
 
 def listed_models(
@@ -84,6 +86,42 @@ def _models_in(status: int, body: bytes) -> list[dict[str, Any]]:
         if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise ValueError(f"the id of a model is no text of at most {_MOST_NAME} characters")
     return models
+
+
+def entry_of(
+    endpoint: Endpoint, entries: Sequence[Mapping[str, Any]], model: str
+) -> Mapping[str, Any]:
+    """The listed entry of a model, which is given by its served name or by its folder here; empty
+    if none is listed under that name.
+
+    A folder is that of the entry that names it as its `root` or ends it, else of the only model.
+
+    Raises:
+        SloBenchError: it is a folder, and which of several models is meant cannot be told.
+    """
+    named = next((entry for entry in entries if entry.get("id") == model), None)
+    if named is not None or not entries or not _is_folder(model):
+        return named or {}
+    folder = str(Path(model).resolve())
+    for entry in entries:
+        names = (str(Path(entry[key])) for key in ("id", "root") if isinstance(entry.get(key), str))
+        if any(name == folder or folder.endswith(f"/{name}") for name in names):
+            return entry
+    base_models = [entry for entry in entries if not entry.get("parent")]  # others are adapters
+    if len(base_models) == 1:
+        return base_models[0]
+    listed = ", ".join(str(entry.get("id", "")) for entry in entries[:_MOST_NAMED])
+    raise SloBenchError(
+        f"{endpoint.url} serves {len(entries)} models ({listed}), and which of them the folder "
+        f"{model} is cannot be told: --model NAME --tokenizer {model}"
+    )
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # longer than names of files are
+        return False
 
 
 def folders_of(

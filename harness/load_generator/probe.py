@@ -7,6 +7,7 @@ leave open is tried, and the option that mends it is named.
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,16 +39,20 @@ _TOKENS = 16  # the fewest that OpenAI's `responses` takes
 _NOT_THERE = (404, 405, 501)
 _MOST_MODELS = 3  # that are tried
 _LEAST_IDS = 8  # that a vocabulary is made of
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]+)"')  # texts have their quotes escaped
 
 
 @dataclass(frozen=True)
 class Answered:
-    """How a server answered a probe. `code` is the fault without its words, empty without one."""
+    """How a server answered a probe. `code` is the fault without its words, empty without one;
+    `model` is the name of the model in the answer, empty without one.
+    """
 
     served: bool
     status: int = 0
     detail: str = ""
     code: str = ""
+    model: str = ""
 
     @property
     def refused(self) -> bool:
@@ -103,6 +108,12 @@ def reach(
         failures.append(answer.code)
         if way.says:
             notes.append(f"{endpoint.url}: {way.says}")
+        model = way.options.model.rpartition("/")[2]
+        if answer.model and model.lower() not in answer.model.lower():
+            notes.append(
+                f"{endpoint.url}: asked for {way.options.model}, it answers as {answer.model}, "
+                "which is what is measured"
+            )
         if not answer.served:
             notes.append(f"{endpoint.url}: a first request failed ({answer.detail})")
     return Reached(reached, changes, notes, "" if "" in failures else failures[0])
@@ -268,7 +279,9 @@ def ask(endpoint: Endpoint, options: HttpOptions) -> Answered:
     answer = _read(exchange)
     served = answer.outcome is Outcome.FINISHED or answer.fault is RequestFault.ABORTED
     if served:
-        return Answered(served=True, status=exchange.status)
+        named = _MODEL.search(b"".join(exchange.pieces))
+        model = named[1].decode(errors="replace") if named else ""
+        return Answered(served=True, status=exchange.status, model=model)
     code = fault_code(answer.fault, exchange.status)
     return Answered(served=False, status=exchange.status, detail=answer.detail, code=code)
 

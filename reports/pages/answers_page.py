@@ -18,6 +18,8 @@ _COUNTS = {
     "show: their tokens are counted by their events",
     "split_token_answers": "answers have fewer tokens by their usage than events with text: a "
     "token is taken to begin where its text does",
+    "unreported_outputs": "answers have no usage, and fewer events with text than tokens were "
+    "requested: if an event holds several tokens, their TPOT is too long",
     "surplus_outputs": "answers have more tokens than requested",
     "truncated_outputs": "answers have fewer tokens than requested: those levels had less work "
     "than offered",

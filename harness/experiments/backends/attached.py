@@ -25,7 +25,7 @@ from ...load_generator.http.http_options import Api
 from ...load_generator.http.request_columns import FAULTS
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.http.unserved import most_common_detail
-from ...load_generator.listed_models import folders_of, listed_models
+from ...load_generator.listed_models import entry_of, folders_of, listed_models
 from ...load_generator.load_progress import Progress
 from ...load_generator.probe import reach
 from ...load_generator.routed_load import Client, HttpResult, connections_note, measure
@@ -96,9 +96,13 @@ class HttpBackend:
             for endpoint in endpoints
         ]
         names = [str(entry.get("id", "")) for entry in lists[0]]
-        model = next(iter(names), "") if requested_model == SERVED else requested_model
-        served = next((entry for entry in lists[0] if entry.get("id") == model), {})
-        for folder_name in (model, *folders_of(endpoints[0], served, headers)):
+        if requested_model == SERVED:
+            requested_model = next(iter(names), "")
+        served = entry_of(endpoints[0], lists[0], requested_model)
+        model = str(served.get("id", requested_model))
+        if model != requested_model:
+            self.say(f"the server serves {requested_model} as {model}")
+        for folder_name in (requested_model, *folders_of(endpoints[0], served, headers)):
             client = with_tokenizer_of(folder_name, client)
         self.say("sending a first request")
         options = client.options(model=model, cell=spec.cell)
@@ -376,10 +380,13 @@ def _answers_figures(workload: Workload, http_result: HttpResult) -> dict[str, V
     unsure = columns.unsure > 0
     together = (tokens > 1) & (columns.untimed_tokens >= tokens) & ~unsure
     all_tokens = np.maximum(tokens, columns.completion_tokens)  # those not shown included
+    shorter = whole & (all_tokens < workload.output_tokens)
+    uncounted = shorter & (columns.completion_tokens < 0)
     prompts = whole & (columns.prompt_tokens > 0) & (workload.prompt_tokens > 0)
     ratios = columns.prompt_tokens[prompts] / workload.prompt_tokens[prompts]
     return {
-        "truncated_outputs": int((whole & (all_tokens < workload.output_tokens)).sum()),
+        "truncated_outputs": int(shorter.sum()),
+        "unreported_outputs": int(uncounted.sum()),
         "surplus_outputs": int((whole & (columns.surplus > 0)).sum()),
         "unstreamed_answers": int((whole & together).sum()),
         "uncounted_answers": int((whole & unsure).sum()),

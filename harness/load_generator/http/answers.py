@@ -34,6 +34,7 @@ _MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
 _MOST_MISSED = 8  # chunks of a known shape that are not read as such
 _MOST_PLAIN = 1 << 10  # events that are remembered, but for their ids
 _MOST_PLAIN_BYTES = 1 << 10  # of each
+_MOST_SHOWN_BYTES = 80  # of an event in a message
 _MARK = "\ufeff".encode()  # before the first event, it is part of none
 _NO_ENDS = (  # finish reasons of answers that are not whole
     *("error", "failed", "timeout", "content_filter", "network_error", "server_error"),
@@ -221,7 +222,9 @@ class _Reader:
         try:
             reply = parse_event(body)
         except ValueError as error:
-            self._fault(RequestFault.MALFORMED, f"no JSON: {error}")
+            kind = not_streamed_kind(raw.headers, body)
+            detail = f"{kind} came in place of an answer: {message_of(body)}" if kind else ""
+            self._fault(RequestFault.MALFORMED, detail or f"no JSON: {error}")
             return
         if _is_error(reply):
             self._error_event(body)
@@ -407,8 +410,9 @@ class _Reader:
             payload = _parsed(data)
             if not isinstance(payload, dict):
                 raise ValueError("no object")
-        except ValueError as error:
-            self._fault(RequestFault.MALFORMED, f"an event is no JSON: {error}")
+        except ValueError:
+            text = data[:_MOST_SHOWN_BYTES].decode(errors="replace").strip()
+            self._fault(RequestFault.MALFORMED, f"an event is no JSON object: {text}")
             return False
         return all(self._chunk(chunk, event, data_at, time_s) for chunk in as_chat(payload))
 

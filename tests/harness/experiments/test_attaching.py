@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.harness.load_generator import listed_models as lists
 from slo_bench.harness.load_generator.http import Endpoint
-from slo_bench.harness.load_generator.listed_models import listed_models
+from slo_bench.harness.load_generator.listed_models import entry_of, listed_models
 from slo_bench.workloads.errors import SloBenchError
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -96,3 +96,29 @@ def test_server_without_a_model_list_has_no_model_name(scripted_server):
     key = {"authorization": "Bearer k"}
     assert listed_models(Endpoint.parse(named), key) == [{"id": "a model"}]
     assert b"authorization: Bearer k" in scripted_server.asked[-1]
+
+
+NAMED = {
+    "the only one": ([{"id": "org/chat"}], "org/chat"),
+    "with an adapter": ([{"id": "base"}, {"id": "lora", "parent": "base"}], "base"),
+    "by its root": ([{"id": "other"}, {"id": "alias", "root": "FOLDER"}], "alias"),
+    "by its end": ([{"id": "other"}, {"id": "tiny"}], "tiny"),
+    "by its name": ([{"id": "other"}, {"id": "FOLDER"}], "FOLDER"),
+    "none is listed": ([], None),
+}
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_folder_stands_for_the_model_that_the_server_lists(tmp_path, how):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    listed, expected = json.loads(json.dumps(NAMED[how]).replace("FOLDER", str(folder)))
+    assert entry_of(Endpoint.parse("http://h"), listed, str(folder)).get("id") == expected
+
+
+def test_folder_beside_several_models_is_an_error_that_names_them(tmp_path):
+    listed = [{"id": "one"}, {"id": "two"}]
+    with pytest.raises(SloBenchError, match=r"serves 2 models \(one, two\).*--tokenizer"):
+        entry_of(Endpoint.parse("http://h"), listed, str(tmp_path))
+    assert entry_of(Endpoint.parse("http://h"), listed, "two") == {"id": "two"}
+    assert entry_of(Endpoint.parse("http://h"), listed, "another") == {}

@@ -63,6 +63,7 @@ def test_run_takes_and_records_the_tokenizer_of_the_model_folder(tmp_path):
         with_model = experiment(server.url, model=str(model)).run(tmp_path / "own")
         none = experiment(server.url).run(tmp_path / "none")
     assert with_model.rows()[0]["prompt_tokenizer"] == str(model)
+    assert with_model.rows()[0]["model"] == "mock"  # the name that the server gives it
     assert none.rows()[0]["prompt_tokenizer"] is None
     (read,) = read_runs([tmp_path / "own"])
     assert read.cells["prompt_tokenizer"].tolist() == [str(model)]

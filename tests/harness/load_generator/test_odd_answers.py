@@ -130,3 +130,16 @@ def test_refusal_says_when_to_come_again_and_where_to_go():
 def test_refusal_within_a_stream_is_rejected_as_one_with_a_status(error, outcome):
     answer = read(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
     assert (answer.fault, answer.outcome) == (RequestFault.ERROR_EVENT, outcome)
+
+
+def test_objects_on_lines_are_told_by_their_kind():
+    answer = read(b'{"response":" a"}\n{"response":" b"}\n', content_type="application/x-ndjson")
+    assert answer.fault is RequestFault.MALFORMED
+    assert answer.detail.startswith("application/x-ndjson came in place of an answer: ")
+
+
+def test_event_that_is_text_is_shown():
+    body = b'data: {"choices": [{"text": "a"}]}\n\ndata: Internal Server Error\n\n'
+    answer = read(body, content_type="text/event-stream")
+    assert answer.fault is RequestFault.MALFORMED
+    assert answer.detail == "an event is no JSON object: Internal Server Error"

@@ -229,3 +229,28 @@ def test_cells_say_how_many_usages_count_fewer_tokens_than_events(json_server, t
         text.startswith("4 of 4 answers have fewer tokens by their usage than events with text")
         for text in sentences(run.cells)
     )
+
+
+def test_answer_in_the_name_of_another_model_is_said(json_server):
+    url, _ = json_server(lambda path, body: (200, ANSWER | {"model": "org/small-2026"}))
+    for model in ("", "small", "openai/Small"):
+        assert reach([Endpoint.parse(url)], HttpOptions(model=model)).notes == []
+    assert reach([Endpoint.parse(url)], HttpOptions(model="org/large")).notes == [
+        f"{url}: asked for org/large, it answers as org/small-2026, which is what is measured"
+    ]
+
+
+def test_cells_say_how_many_answers_without_a_usage_may_hold_several_tokens_an_event(
+    json_server, tmp_path
+):
+    texts = [{"choices": [{"text": " a b c d"}]} for _ in range(2)]
+    end = {"choices": [{"text": "", "finish_reason": "length"}]}
+    events = b"".join(b"data: %b\n\n" % json.dumps(e).encode() for e in (*texts, end))
+    url, _ = json_server(lambda path, body: (200, events + b"data: [DONE]\n\n"))
+    client = {"base_urls": [url], "send_delay_limit_s": 60.0}
+    settings = {"workload": "sharegpt", "requests": 4, "rates": 100.0, "seeds": 1}
+    short = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(8)", "model": "m"}
+    Experiment(**settings, **short, backend="openai", client=client).run(tmp_path / "run")
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.cells["unreported_outputs"].tolist() == [4]
+    assert any(text.startswith("4 of 4 answers have no usage") for text in sentences(run.cells))
