@@ -166,7 +166,7 @@ class TimeseriesRow(NamedTuple):
 @dataclass(frozen=True)
 class Timeline:
     """State of all instances together, each sampled about every 1/300 of the arrival span (of more
-    than 16 instances less often; in a closed loop 300 to 600 times in all).
+    than 16 instances less often; in a closed loop 150 to 300 times in all).
 
     `timeseries`: samples of single instances or models, if there are several.
     """

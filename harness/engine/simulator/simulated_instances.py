@@ -31,6 +31,7 @@ from .static import StaticInstance
 
 _SAMPLES = 300  # of an instance
 _LEAST_SAMPLES = 60  # of each of many
+_LEAST_STEP_S = 1e-3
 _MANY = 16  # instances, beyond which each is looked at less often
 
 Engine = Callable[..., Iterating]
@@ -104,9 +105,11 @@ class Builder:
         self._prefix_block_size = workload.prefix_block_size if cached else 0
         count = max(_MANY, role.instances * placement.lanes)
         samples = max(_LEAST_SAMPLES, _SAMPLES * _MANY // count)
-        self._sample_s = max(workload.span_s, 1.0) / samples
-        # How long a closed loop takes is not known beforehand.
-        self._most_samples = 2 * _SAMPLES if workload.concurrency is not None else math.inf
+        span_s, self._most_samples = workload.span_s, math.inf
+        if workload.concurrency is not None:  # no shorter, perhaps much longer
+            client_tokens = float(workload.output_tokens.sum()) / workload.concurrency
+            span_s, self._most_samples = client_tokens * _LEAST_STEP_S, samples
+        self._sample_s = max(span_s, 1.0) / samples
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
