@@ -29,7 +29,7 @@ WORKER = Path(__file__).with_name("stock_worker.py")
 BLOCK_SIZE = 16
 STEPS_PER_S = 128  # a power of two: moments on the grid are exact
 WORKLOADS = 160
-SHARED_WORKLOADS = 80
+SHARED_WORKLOADS = 40
 
 
 class ConstantStep:
