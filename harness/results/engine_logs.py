@@ -87,7 +87,7 @@ class RealLog:
     engine: EngineSettings
     rows: Ints
     unfinished: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache, if logged
     shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
     of_client: bool = False
 
@@ -375,6 +375,7 @@ def log_of_columns(
         there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
     )
     cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
+    cached = cached[cached >= 0]  # neither unknown nor NaN
     complete = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
     complete &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
     if not complete.any():
@@ -413,7 +414,7 @@ def log_of_columns(
         engine=settings,
         rows=rows,
         unfinished=unfinished,
-        cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
+        cached_tokens=int(np.minimum(cached, 2**40).sum()) if len(cached) else None,
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),
         of_client=of_client,
     )

@@ -178,8 +178,9 @@ def _counted(
     """The first request that counts and the one after the last, of `n` between two times."""
     first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
     if ends_s is not None and ends_s[1] - ends_s[0] > 3 * horizon_s:
-        first = max(first, before(ends_s[0] + horizon_s))
-        last = min(last, before(ends_s[1] - horizon_s))
+        inner = before(ends_s[0] + horizon_s), before(ends_s[1] - horizon_s)
+        if min(last, inner[1]) - max(first, inner[0]) >= BATCHES:  # else as in shorter runs
+            first, last = max(first, inner[0]), min(last, inner[1])
     return first, last
 
 

@@ -77,8 +77,25 @@ def _errors(rows: Sequence[ErrorRow]) -> Table:
 _MORE = {"spread": "run to run", "replayed": "own step times"}
 
 
-def assumptions(validation: Validation) -> list[str]:
-    """Lines on the simulated system and the assumptions."""
+def counts_text(validation: Validation, preemptions: int | None = None) -> str:
+    """Preemptions and hits of the prefix cache, simulated and, as far as known, measured."""
+    prompt_tokens = int(validation.log.prompt_tokens.sum())
+    measured_tokens = validation.log.cached_tokens
+
+    def share(tokens: int) -> str:
+        return f"{tokens / prompt_tokens:.1%}"
+
+    measured = "" if preemptions is None else f"{preemptions:,} measured, "
+    text = f"Preemptions: {measured}{validation.preemptions:,} simulated"
+    if not validation.settings.prefix_caching:
+        return f"{text}."
+    measured = "" if measured_tokens is None else f"{share(measured_tokens)} measured, "
+    cached = share(validation.cached_tokens)
+    return f"{text}; prompt tokens in the prefix cache: {measured}{cached} simulated."
+
+
+def assumptions(validation: Validation, preemptions: int | None = None) -> list[str]:
+    """Lines on the simulated system and the assumptions; `preemptions`: measured, if known."""
     settings, host = validation.settings, validation.host
     added = []
     if host.launch_s:
@@ -93,8 +110,8 @@ def assumptions(validation: Validation) -> list[str]:
         f"{validation.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
         f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_size} tokens, "
         f"prefix caching {'on' if settings.prefix_caching else 'off'}, "
-        f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}; "
-        f"{validation.preemptions} preemptions in the simulation.",
+        f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}.",
+        counts_text(validation, preemptions),
         f"Step times: {validation.step_time}; added: {' and '.join(added) or 'nothing'}.",
         *(f"Note: {note}." for note in validation.notes),
     ]
@@ -103,7 +120,8 @@ def assumptions(validation: Validation) -> list[str]:
 def validation_text(validation: Validation, level: ValidatedPoint | None = None) -> RenderableType:
     """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
     table = _errors(validation.rows() if level is None else level.errors()).rich()
-    lines = [Text(line, style="dim") for line in assumptions(validation)]
+    preemptions = None if level is None else level.preemptions
+    lines = [Text(line, style="dim") for line in assumptions(validation, preemptions)]
     return Group(Text(headline(validation), style="bold"), table, *lines)
 
 
@@ -119,6 +137,7 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
             Text(f"\n{level.cell}"),
             _level_table(level),
             *(Text(line) for line in verdict(level.errors())),
+            Text(counts_text(level.validation, level.preemptions)),
             Text(fitted_text(level), style="dim"),
         ]
         parts += [Text(f"Note: {note}.", style="dim") for note in level.validation.notes]

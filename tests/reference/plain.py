@@ -487,6 +487,13 @@ class PlainInstance:
         room = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
         entered = False
         kv_manager.evict(held)
+        caches_ahead = limits.allocate_per_chunk and kv_manager.unit_tokens > 0
+        if caches_ahead:
+            chunks_room = room
+            for r in self.prefilling:
+                tokens = max(0, min(r.target_tokens - r.kv_tokens, chunks_room))
+                chunks_room -= tokens
+                kv_manager.cache_blocks(r, r.kv_tokens + tokens)
         while self.waiting.live:
             pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
             if pending >= room:
@@ -508,12 +515,14 @@ class PlainInstance:
                 self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
+            chunk = min(tokens, room - pending)
             if limits.allocate_per_chunk:
-                chunk = min(tokens, room - pending)
                 held += kv_manager.blocks(r.kv_tokens + chunk) - r.blocks
             else:
                 self._hold(r, r.target_tokens)
             kv_manager.evict(held)
+            if caches_ahead:
+                kv_manager.cache_blocks(r, r.kv_tokens + chunk)
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enter_batch(r)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ..state import RequestState
 
+_FIRST_COPY = -(1 << 80)  # no unit has such a hash
+
 
 class KVCacheManager:
     """Counts the KV blocks of one instance; real engines keep the block ids themselves.
@@ -22,6 +24,9 @@ class KVCacheManager:
         "activation_blocks",
         "block_size",
         "cache_version",
+        "copies",
+        "copies_made",
+        "copy_of",
         "free",
         "host_free",
         "host_total",
@@ -55,6 +60,10 @@ class KVCacheManager:
         self.idle: dict[int, None] = {}  # oldest first
         self.idle_blocks = 0
         self.cache_version = 0
+        # Units that were computed although they were cached, under numbers of their own.
+        self.copies: dict[int, list[int]] = {}  # by hash
+        self.copy_of: dict[int, int] = {}  # the hash of each
+        self.copies_made = 0
 
     def blocks(self, tokens: int) -> int:
         """Number of blocks that hold `tokens` tokens."""
@@ -64,11 +73,11 @@ class KVCacheManager:
         """Leading units of `r` in the cache; the last token is always left to compute."""
         if not self.refs or not r.prefix_blocks:
             return 0
-        refs, stride = self.refs, self.stride
+        refs, copies, stride = self.refs, self.copies, self.stride
         max_units = (r.target_tokens - 1) // self.unit_tokens
         n = 0
         for h in r.prefix_blocks[stride - 1 :: stride]:
-            if n >= max_units or h not in refs:
+            if n >= max_units or (h not in refs and h not in copies):
                 break
             n += 1
         return n
@@ -77,10 +86,16 @@ class KVCacheManager:
         """Blocks of the first `units` cached units that no request uses: allocating them lowers
         `free`.
         """
-        stride = self.stride
         idle = self.idle
+        return sum(1 for unit in self._cached(r, units) if unit in idle) * self.unit_blocks
+
+    def _cached(self, r: RequestState, units: int) -> list[int]:
+        """The first `units` units of `r`, which are cached; a copy where only that is left."""
+        stride, refs, copies = self.stride, self.refs, self.copies
         hashes = r.prefix_blocks[stride - 1 : units * stride : stride]
-        return sum(1 for h in hashes if h in idle) * self.unit_blocks
+        if not copies:
+            return list(hashes)
+        return [copies[h][0] if h not in refs and h in copies else h for h in hashes]
 
     def load_s(self, r: RequestState, units: int) -> float:
         """Seconds that `allocate` would return."""
@@ -92,8 +107,7 @@ class KVCacheManager:
         Seconds to bring in what was not on the GPU: none of it, unless a KV cache manager has more
         tiers.
         """
-        stride = self.stride
-        hits = list(r.prefix_blocks[stride - 1 : units * stride : stride])
+        hits = self._cached(r, units)
         for h in hits:
             if h in self.idle:
                 del self.idle[h]
@@ -106,7 +120,9 @@ class KVCacheManager:
         return 0.0
 
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
-        """Every full unit of the first `kv_tokens` of `r` is cached from now on, held by `r`."""
+        """Every full unit of the first `kv_tokens` of `r` is cached from now on, held by `r`; as a
+        copy where another request has cached it already.
+        """
         stride = self.stride
         full = min(kv_tokens // self.unit_tokens, len(r.prefix_blocks) // stride)
         held = r.shared
@@ -117,11 +133,21 @@ class KVCacheManager:
             return
         refs = self.refs
         for h in r.prefix_blocks[(begin + 1) * stride - 1 : full * stride : stride]:
-            if h in refs:
-                break  # another request computed the same unit meanwhile: this copy stays private
+            if h in refs or h in self.copies:
+                self.copies_made += 1
+                copy = _FIRST_COPY - self.copies_made
+                self.copies.setdefault(h, []).append(copy)
+                self.copy_of[copy] = h
+                h = copy
             refs[h] = 1
             held.append(h)
             self.cache_version += 1
+
+    def cache_scheduled(self, r: RequestState, kv_tokens: int) -> None:
+        """As `cache_blocks`, before the iteration that computes these tokens: requests that enter
+        with it find them.
+        """
+        self.cache_blocks(r, kv_tokens)
 
     def release(self, r: RequestState) -> None:
         """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
@@ -150,6 +176,8 @@ class KVCacheManager:
     def forget(self) -> None:
         """Drop every cached prefix. No request may hold one."""
         self.refs.clear()
+        self.copies.clear()
+        self.copy_of.clear()
         self.idle.clear()
         self.idle_blocks = 0
         self.cache_version += 1
@@ -176,5 +204,13 @@ class KVCacheManager:
         while self.idle_blocks > room:
             h = next(iter(idle))
             del idle[h], refs[h]
+            if h in self.copy_of:
+                self._forget_copy(h)
             self.idle_blocks -= self.unit_blocks
             self.cache_version += 1
+
+    def _forget_copy(self, copy: int) -> None:
+        h = self.copy_of.pop(copy)
+        self.copies[h].remove(copy)
+        if not self.copies[h]:
+            del self.copies[h]

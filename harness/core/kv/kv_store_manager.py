@@ -78,7 +78,7 @@ class StoreKVCacheManager(KVCacheManager):
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
         units_before = len(r.shared or ())
         super().cache_blocks(r, kv_tokens)
-        self.store.put((r.shared or [])[units_before:])
+        self.store.put(self._hashes(r, len(r.shared or ()))[units_before:])
 
     def _absent(self, r: RequestState, units: int) -> list[int]:
         """Of those units, what is not on this GPU."""

@@ -134,6 +134,17 @@ class Loop(BatchState):
             need += self.kv_manager.blocks(r.kv_tokens + chunk) - r.blocks
         return need
 
+    def _cache_chunks(self, lim: Limits) -> None:
+        """Cache the prompts in progress as far as this iteration computes them."""
+        room = lim.token_budget - len(self.decoding)
+        for r in self.prefilling:
+            chunk = min(r.target_tokens - r.kv_tokens, room)
+            if chunk <= 0:
+                break
+            room -= chunk
+            if r.prefix_blocks:
+                self.kv_manager.cache_scheduled(r, r.kv_tokens + chunk)
+
     def _preempt(self) -> None:
         policy, view, kv_manager, lim = self.policy, self.view, self.kv_manager, self._lim
         self.measures.preemptions += 1
@@ -209,6 +220,9 @@ class Loop(BatchState):
         entered = False
         if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._held_blocks:
             kv_manager.evict(self._held_blocks)  # running requests take their blocks first
+        caches_ahead = lim.allocate_per_chunk and kv_manager.unit_tokens > 0
+        if caches_ahead and self.prefilling:
+            self._cache_chunks(lim)
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
@@ -239,8 +253,8 @@ class Loop(BatchState):
                 self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
+            chunk = min(tokens, room - pending)
             if lim.allocate_per_chunk:
-                chunk = min(tokens, room - pending)
                 self._held_blocks += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:
                 kv_manager.free -= blocks - r.blocks
@@ -250,6 +264,8 @@ class Loop(BatchState):
                 and kv_manager.idle_blocks > kv_manager.free - self._held_blocks
             ):
                 kv_manager.evict(self._held_blocks)
+            if caches_ahead and r.prefix_blocks:
+                kv_manager.cache_scheduled(r, r.kv_tokens + chunk)
             r.phase = _PREFILL
             self.prefilling.append(r)
             self.prefill_pending = pending + tokens

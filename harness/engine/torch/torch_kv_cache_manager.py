@@ -72,6 +72,10 @@ class TorchKVCacheManager(KVCacheManager):
         super().cache_blocks(r, kv_tokens)
         self._name_units(r, self.table(r))
 
+    def cache_scheduled(self, r: RequestState, kv_tokens: int) -> None:
+        self.allocate_slots(r, kv_tokens)
+        super().cache_scheduled(r, kv_tokens)
+
     def _name_units(self, r: RequestState, table: list[int]) -> None:
         size = self.unit_blocks
         for place, unit in enumerate(r.shared or ()):

@@ -111,6 +111,7 @@ class Validation:
     real: dict[str, Floats]  # seconds by metric; NaN: a request without (one token has no TPOT)
     simulated: dict[str, Floats]
     preemptions: int
+    cached_tokens: int  # prompt tokens found in the prefix cache
     notes: tuple[str, ...]
     client_s: float = 0.0  # between client and engine, added to every simulated first token
 
@@ -176,6 +177,7 @@ def validate(
         real=latencies_of(log),
         simulated=simulated,
         preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
+        cached_tokens=int(np.maximum(records.cached_tokens, 0).sum()),
         notes=replayed.notes,
         client_s=client_s,
     )

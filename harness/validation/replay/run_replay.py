@@ -68,7 +68,7 @@ class ValidatedPoint:
     `fitted_on` names the levels with the steps that the profile was fitted to, and is empty where
     the profile was given. `identity` are its columns in `cells.csv`. `again` are repeated
     measurements of the same requests. `replayed`: the simulation with the durations of the logged
-    steps, where it is possible.
+    steps, where it is possible. `preemptions`: measured, where the server counts them.
     """
 
     cell: str
@@ -78,6 +78,7 @@ class ValidatedPoint:
     validation: Validation
     again: tuple[RealLog, ...] = ()
     replayed: Replayed | None = None
+    preemptions: int | None = None
 
     def noting(self, note: str) -> ValidatedPoint:
         """Return the point with one more note."""
@@ -151,7 +152,9 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
         identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
         judged = _judged(level, identity, others, profile, specs)
         repetitions = tuple(repetition.log for repetition in level.again())
-        judged = dataclasses.replace(judged, again=repetitions)
+        counted = row.get("server_preemptions")
+        preemptions = counted if isinstance(counted, int) else None
+        judged = dataclasses.replace(judged, again=repetitions, preemptions=preemptions)
         judged = _with_replay(judged, level, specs.get(level.cell))
         if not row.get("valid"):
             judged = judged.noting(f"the level is not valid: {row.get('invalid_because') or '?'}")
@@ -265,6 +268,14 @@ def _keep(folder: Path, levels: Sequence[ValidatedPoint]) -> None:
             "replayed_iterations": level.replayed.iterations if level.replayed else None,
             "step_time": level.validation.step_time,
             "client_s": level.validation.client_s,
+            "preemptions": {
+                "real": level.preemptions,
+                "simulated": level.validation.preemptions,
+            },
+            "cached_tokens": {
+                "real": level.validation.log.cached_tokens,
+                "simulated": level.validation.cached_tokens,
+            },
             "notes": list(level.validation.notes),
             "rows": level.rows(),
         }

@@ -167,6 +167,12 @@ def test_sample_leaves_out_arrivals_within_the_slo_of_either_end():
     assert sample(arrival_s, arrival_s + 1, horizon_s=400.0).counted == 870  # too short for it
 
 
+def test_horizons_are_not_left_out_where_too_few_requests_remain():
+    arrival_s = np.arange(40) / 40
+    run_sample = sample(arrival_s, arrival_s + 0.1, horizon_s=0.32)  # 15 requests within
+    assert run_sample.counted == 35
+
+
 def test_refused_requests_end_a_search_where_no_target_can_be_met():
     def runs(*refused):
         run = MdcQueue(4, 1.0, 1.0).run(1.0, 0, 200)

@@ -79,18 +79,42 @@ def test_taking_a_match_takes_idle_blocks_once():
     assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)
 
 
-def test_concurrent_request_with_the_same_prefix_keeps_a_private_copy():
+def test_unit_computed_twice_is_cached_as_a_copy_that_outlives_the_first():
     kv_manager = KVCacheManager(10, prefix_block_size=16)
-    first, second = request(40, 1, 2), request(40, 1, 2)
+    first, second = request(40, 1, 2), request(60, 1, 2, 3)
     compute(kv_manager, first, 20)
-    compute(kv_manager, second, 40)
+    compute(kv_manager, second, 50)
     compute(kv_manager, first, 40)
-    assert (first.shared, second.shared) == ([1, 2], [])
-    assert kv_manager.refs == {1: 1, 2: 1}
-    kv_manager.release(second)
-    assert (kv_manager.free, kv_manager.idle_blocks) == (7, 0)
+    assert first.shared[0] == 1
+    assert second.shared[1:] == [2, 3]  # what follows a copy is cached, too
+    (copy_of_1,), (copy_of_2,) = kv_manager.copies[1], kv_manager.copies[2]
+    assert (first.shared, second.shared) == ([1, copy_of_2], [copy_of_1, 2, 3])
     kv_manager.release(first)
-    assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)
+    kv_manager.release(second)
+    assert (kv_manager.free, kv_manager.idle_blocks) == (10, 5)
+    compute(kv_manager, request(16 * 7), 16 * 7)  # 3 may stay idle: those of the second
+    assert list(kv_manager.idle) == [3, 2, copy_of_1]
+    assert kv_manager.get_computed_blocks(request(60, 1, 2, 3)) == 3
+    later = request(40, 1, 2)
+    assert kv_manager.num_evictable_blocks(later, 2) == 2
+    kv_manager.allocate(later, 2)
+    assert later.shared == [copy_of_1, 2]
+    kv_manager.release(later)
+    kv_manager.forget()
+    assert not kv_manager.copies
+    assert kv_manager.get_computed_blocks(later) == 0
+
+
+def test_evicted_copy_is_not_found():
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
+    first, second = request(16, 1), request(16, 1)
+    compute(kv_manager, first, 16)
+    compute(kv_manager, second, 16)
+    kv_manager.release(second)
+    compute(kv_manager, request(16 * 9), 16 * 9)
+    assert (kv_manager.copies, list(kv_manager.idle)) == ({}, [])
+    kv_manager.release(first)
+    assert kv_manager.get_computed_blocks(request(20, 1)) == 1
 
 
 def test_prefix_units_are_published_as_chunks_complete_them():

@@ -71,8 +71,9 @@ def made(case: dict) -> Scheduler:
 def asked(row: int, r: dict) -> Request:
     return Request(
         request_id=str(row),
-        # No two requests begin with the same token: nobody finds another's blocks.
-        prompt_token_ids=[row + 10] * r["prompt_tokens"],
+        # Apart from what a group shares, nobody finds another's blocks.
+        prompt_token_ids=[1000 + r["group"]] * r["shared_tokens"]
+        + [row + 10] * (r["prompt_tokens"] - r["shared_tokens"]),
         sampling_params=SamplingParams(max_tokens=r["output_tokens"], ignore_eos=True),
         pooling_params=None,
         arrival_time=float(r["arrival_step"]),
@@ -118,7 +119,7 @@ def run(case: dict) -> dict:
             ModelRunnerOutput(
                 req_ids=ids,
                 req_id_to_index={i: index for index, i in enumerate(ids)},
-                sampled_token_ids=[[9] if i in whole else [] for i in ids],
+                sampled_token_ids=[[int(i) + 10] if i in whole else [] for i in ids],
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ WORKER = Path(__file__).with_name("stock_worker.py")
 BLOCK_SIZE = 16
 STEPS_PER_S = 128  # a power of two: moments on the grid are exact
 WORKLOADS = 160
+SHARED_WORKLOADS = 40
 
 
 class ConstantStep:
@@ -80,7 +82,12 @@ class Case:
         )
         for row, r in enumerate(self.requests):
             prompt, output = r["prompt_tokens"], r["output_tokens"]
-            block_hashes = range(row << 32, (row << 32) + (prompt + output) // BLOCK_SIZE)
+            shared_blocks = r["shared_tokens"] // BLOCK_SIZE
+            group, own = (1 << 60) + (r["group"] << 32), row << 32
+            block_hashes = [
+                (group if block < shared_blocks else own) + block
+                for block in range((prompt + output) // BLOCK_SIZE)
+            ]
             instance.inbox.append(
                 RequestState(
                     row,
@@ -96,8 +103,10 @@ class Case:
         return instance
 
 
-def drawn(seed: int) -> Case:
-    """A random workload on few KV blocks, in turns with what may differ in vLLM's settings."""
+def drawn(seed: int, *, shared: bool = False) -> Case:
+    """A random workload on few KV blocks, in turns with what may differ in vLLM's settings. With
+    `shared`, the prompts of a group begin alike, and some are nothing else.
+    """
     draw = np.random.default_rng(seed)
     rate = float(draw.choice([0.05, 0.5, 2, 8]))
     longest = int(draw.choice([60, 300]))
@@ -107,14 +116,24 @@ def drawn(seed: int) -> Case:
             "arrival_step": round(float(moment)),
             "prompt_tokens": int(draw.integers(1, longest)),
             "output_tokens": int(draw.integers(1, draw.choice([4, 150]))),
+            "group": 0,
+            "shared_tokens": 0,
         }
         for moment in moments
     )
+    if shared:
+        group_tokens = draw.choice([16, 40, 64, 96, 160], int(draw.integers(1, 8)))
+        for r in requests:
+            r["group"] = int(draw.integers(len(group_tokens)))
+            r["shared_tokens"] = int(group_tokens[r["group"]])
+            rest_tokens = int(draw.choice([0, r["prompt_tokens"]]))
+            r["prompt_tokens"] = min(longest, r["shared_tokens"] + rest_tokens)
+            r["shared_tokens"] = min(r["prompt_tokens"], r["shared_tokens"])
     return Case(
         max_num_seqs=int(draw.choice([4, 16, 64])),
         max_num_batched_tokens=int(draw.choice([64, 128, 512, 2048])),
         async_scheduling=bool(seed & 1),
-        prefix_caching=bool(seed & 2),
+        prefix_caching=shared or bool(seed & 2),
         num_gpu_blocks=int(draw.choice([30, 40, 80, 160])),
         requests=requests,
     )
@@ -126,16 +145,27 @@ def cases() -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def answers(cases, installed, tiny_model) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [installed("vllm").python, WORKER, tiny_model("vllm")],
-        input=json.dumps([vars(case) for case in cases]),
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    worker_answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+def composed(installed, tiny_model) -> Callable[[list[Case]], list[dict[str, Any]]]:
+    """The batches that vLLM's schedulers compose of cases."""
+
+    def answers(cases: list[Case]) -> list[dict[str, Any]]:
+        done = subprocess.run(
+            [installed("vllm").python, WORKER, tiny_model("vllm")],
+            input=json.dumps([vars(case) for case in cases]),
+            capture_output=True,
+            text=True,
+            timeout=3000,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        worker_answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return worker_answers
+
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers(cases, composed) -> list[dict[str, Any]]:
+    worker_answers: list[dict[str, Any]] = composed(cases)
     return worker_answers
 
 
@@ -148,12 +178,25 @@ def recomputed(real: dict[str, Any]) -> dict[int, int]:
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
 def test_simulated_batches_equal_those_of_vllms_scheduler(cases, answers, asynchronous, caching):
+    compare = [
+        (f"workload {seed}", case, real)
+        for seed, (case, real) in enumerate(zip(cases, answers, strict=True))
+        if (case.async_scheduling, case.prefix_caching) == (asynchronous, caching)
+    ]
+    assert equal_preemptions(compare) > 100  # else the comparison shows nothing
+
+
+def test_batches_with_shared_prefixes_equal_those_of_vllms_scheduler(composed):
+    cases = [drawn(seed, shared=True) for seed in range(SHARED_WORKLOADS)]
+    names = [f"workload {seed} with shared prefixes" for seed in range(SHARED_WORKLOADS)]
+    assert equal_preemptions(zip(names, cases, composed(cases), strict=True)) > 100
+
+
+def equal_preemptions(compared: Iterable[tuple[str, Case, dict[str, Any]]]) -> int:
+    """Check that both engines compose vLLM's batches; return the number of preemptions."""
     preemptions = 0
-    for seed, (case, real) in enumerate(zip(cases, answers, strict=True)):
-        if (case.async_scheduling, case.prefix_caching) != (asynchronous, caching):
-            continue
+    for where, case, real in compared:
         plain, leaping = case.simulated(Composed), case.simulated(SimulatedInstance)
-        where = f"workload {seed}"
         for step, (ours, theirs) in enumerate(zip(plain.steps, real["steps"], strict=False)):
             assert ours == theirs, f"{where}, step {step}"
         assert len(plain.steps) == len(real["steps"]), where
@@ -163,4 +206,4 @@ def test_simulated_batches_equal_those_of_vllms_scheduler(cases, answers, asynch
             victims = {r.id: r.recomputes for r in instance.finished if r.recomputes}
             assert victims == recomputed(real), where
         preemptions += leaping.measures.preemptions
-    assert preemptions > 100  # else the comparison shows nothing
+    return preemptions

@@ -167,6 +167,31 @@ def test_each_level_is_replayed_with_steps_of_the_others(run):
         assert level.validation.settings.max_num_seqs == 16
 
 
+def test_preemptions_and_cache_hits_are_told_measured_and_simulated(tmp_path):
+    folder = tmp_path / "run"
+    rows = [measure(folder, "low", 5.0, 0), measure(folder, "high", 12.0, 1)]
+    rows[0]["server_preemptions"], rows[1]["server_preemptions"] = 3, None
+    low, high = validate_run(table(folder, *rows))
+    assert (low.preemptions, high.preemptions) == (3, None)
+    text = validation.counts_text(low.validation, low.preemptions)
+    assert text == f"Preemptions: 3 measured, {low.validation.preemptions} simulated."
+    assert validation.counts_text(high.validation).startswith("Preemptions: 0 simulated")
+    prompt_tokens = int(low.validation.log.prompt_tokens.sum())
+    cached = dataclasses.replace(
+        low.validation,
+        settings=dataclasses.replace(low.validation.settings, prefix_caching=True),
+        log=dataclasses.replace(low.validation.log, cached_tokens=prompt_tokens // 2),
+        cached_tokens=prompt_tokens // 4,
+    )
+    text = validation.counts_text(cached, 3)
+    assert text.endswith("; prompt tokens in the prefix cache: 50.0% measured, 25.0% simulated.")
+    saved = json.loads((folder / "validation.json").read_text())
+    assert saved[0]["preemptions"] == {"real": 3, "simulated": low.validation.preemptions}
+    assert saved[0]["cached_tokens"] == {"real": 0, "simulated": 0}
+    printed = CliRunner().invoke(app, ["validate", str(folder)]).output
+    assert "Preemptions: 3 measured" in printed
+
+
 def test_client_delay_is_estimated_from_a_level_with_queues(tmp_path):
     """Which a server of other step times has: half as fast, so that its queues are longer."""
     folder = tmp_path / "run"
