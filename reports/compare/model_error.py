@@ -38,12 +38,14 @@ class ErrorDraws:
     """A figure by evenly spaced errors, the fastest server first.
 
     `level` is the share of errors between the ends of a band; figures of one `source` have the
-    same errors.
+    same errors. Values at `low` and `high` may lie beyond.
     """
 
     source: str
     level: float
     values: Floats
+    low: float = -math.inf
+    high: float = math.inf
 
 
 def error_draws(row: Mapping[str, Any], column: str) -> ErrorDraws | None:
@@ -90,7 +92,7 @@ def rate_draws(by_rate: Mapping[float, ErrorDraws | None], target: float) -> Err
     if not draws or len({(d.source, len(d.values)) for d in draws}) > 1 or len(draws) < len(rates):
         return None
     crossed = crossings_rps(rates, np.array([level.values for level in draws]), target)
-    return replace(draws[0], values=np.maximum(crossed, rates[0]))
+    return replace(draws[0], values=crossed, low=rates[0], high=rates[-1])
 
 
 def crossings_rps(rates: Sequence[float], shares: Floats, target: float) -> Floats:
@@ -113,15 +115,17 @@ def crossings_rps(rates: Sequence[float], shares: Floats, target: float) -> Floa
 def difference_band(a: ErrorDraws | None, b: ErrorDraws | None) -> Interval | None:
     """Where B less A lies by the model's error.
 
-    Errors by which the two are equal (neither or both in time at all rates) tell nothing; None
-    where those are more than half, or draws are missing.
+    Errors by which the two are equal, or both beyond what was tried, tell nothing; None where those
+    are more than half, or draws are missing.
     """
     if a is None or b is None:
         return None
-    if a.source == b.source and len(a.values) == len(b.values):
-        differences = b.values - a.values
+    ends = max(a.low, b.low), min(a.high, b.high)
+    values_a, values_b = (np.clip(draws.values, *ends) for draws in (a, b))
+    if a.source == b.source and len(values_a) == len(values_b):
+        differences = values_b - values_a
     else:
-        differences = np.subtract.outer(b.values, a.values).ravel()
+        differences = np.subtract.outer(values_b, values_a).ravel()
     unequal = differences[differences != 0]
     if 2 * len(unequal) < len(differences):
         return None

@@ -141,5 +141,6 @@ def test_joint_residuals_come_from_the_same_rows():
 def test_band_of_fitted_step_times_uses_kernel_table_rows():
     setting = Setting("vllm", "a100-80g", "llama-3.1-8b", FITTED, "decode-bound")
     spread = residuals().spread(setting, ["ttft_mean"])
+    assert spread.borrowed
     fitted = residuals().having("step_time", FITTED).sum()
     assert len(spread.weights) > fitted

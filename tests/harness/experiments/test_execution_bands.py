@@ -46,6 +46,9 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
     assert columns["band_low_attainment"] <= columns["band_high_attainment"]
     assert columns["band_basis"].startswith("vllm, kernel tables, h200-141g, tp 1, ")
     assert "band_low_throughput_rps" not in columns  # the offered rate sets it
+    draws = [float(text) for text in columns["band_draws"].split()]
+    assert len(draws) == 40
+    assert columns["band_low_attainment"] <= np.median(draws) <= columns["band_high_attainment"]
 
 
 def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):

@@ -334,6 +334,51 @@ def test_comparison_as_text_and_json(make):
     assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])
 
 
+def banded(folder, systems, shares):
+    """Bands of cells.csv, of `systems`' engines: attainment by four errors from slow to fast."""
+    cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
+    for system, engine in systems.items():
+        rows = cells["system"] == system
+        cells.loc[rows, "band_basis"] = f"{engine}, kernel tables, a100-80g, tp 1, seen"
+        draws = [
+            " ".join(f"{share * attainment:.4g}" for share in shares)
+            for attainment in cells.loc[rows, "attainment"]
+        ]
+        cells.loc[rows, "band_draws"] = draws
+    cells.assign(band_level=0.9).to_csv(folder / "cells.csv", index=False)
+
+
+def test_comparison_names_the_highest_rates_and_whether_their_lead_holds_in_reality(make):
+    systems = ["vllm", "fastertransformer"]
+    folder = make("banded", systems=systems, rates=[1.0, 4.0, 8.0], seeds=3)
+    texts = []
+    for engines in (("vllm", "vllm"), ("vllm", "sglang")):
+        banded(folder, dict(zip(systems, engines, strict=True)), (1.0, 0.97, 0.94, 0.3))
+        results = read_results(folder)
+        comparison = compare(results, results, systems=(systems[1], systems[0]))
+        (lead,) = comparison.leads.values()
+        assert lead.verdict == "better"
+        assert lead.b_rps > lead.a_rps
+        assert comparison_json(comparison)["rates_in_slo"][0]["in_reality"] is lead.in_reality
+        console = Console(file=io.StringIO(), width=200)
+        console.print(comparison_text(comparison))
+        texts.append(" ".join(console.file.getvalue().split()))
+    assert "req/s with 90% in SLO: " in texts[0]
+    assert ": better, holds in reality." in texts[0]
+    assert "inside the model's error" not in texts[0]
+    assert ": better, inside the model's error." in texts[1]
+    assert "errors that both share cancel" in texts[1]
+
+
+def test_comparison_by_another_slo_than_that_of_the_bands_has_no_model_error(make):
+    systems = ["vllm", "orca"]
+    folder = make("banded", systems=systems, rates=[1.0, 4.0, 8.0], seeds=3)
+    banded(folder, dict.fromkeys(systems, "vllm"), (1.0, 0.97, 0.94, 0.91))
+    results = read_results(folder)
+    comparison = compare(results, results, systems=tuple(systems), slo=Slo(ttft_s=2.0))
+    assert {row.in_reality for row in comparison.rows} == {None}
+
+
 def test_comparison_rows_not_stationary_have_their_duration(make):
     steady = make("a", rates=(3.0,))
     drifting = make("b", rates=(3.0,), stationary=False, arrival_window_s=540.0)

@@ -69,6 +69,12 @@ def test_errors_that_leave_no_difference_tell_nothing():
     assert difference_band(flat, ErrorDraws("s", 0.9, np.r_[np.ones(25), np.zeros(15)])) is None
 
 
+def test_errors_beyond_the_rates_that_both_tried_tell_nothing():
+    a = ErrorDraws("s", 0.9, np.r_[np.full(20, 5.0), np.full(20, 1.0)], low=1.0, high=9.0)
+    b = ErrorDraws("s", 0.9, np.r_[np.full(20, 4.0), np.full(20, 1.2)], low=1.2, high=9.0)
+    assert difference_band(a, b).high == pytest.approx(-1.0)
+
+
 def test_latency_by_the_models_error_lies_between_the_ends_of_its_band():
     cell = row(np.ones(40), ttft_p99_s=2.0, band_low_ttft_p99_s=1.0, band_high_ttft_p99_s=4.0)
     draws = error_draws(cell, "ttft_p99_s").values

@@ -145,6 +145,30 @@ def _found(name: str, capacity: float | None, low: float, high: float | None, **
     }
 
 
+def test_capacity_says_whether_the_lead_holds_in_reality():
+    rows = [_found("a", 5.0, 4.9, 5.1), _found("b", 4.0, 3.9, 4.1), _found("c", 3.0, 2.9, 3.1)]
+    runs = []
+    for row, engine in zip(rows, ("vllm", "vllm", "sglang"), strict=True):
+        for rate in (1.0, 2.0, 4.0, 8.0):
+            shares = [
+                min(1.0, max(0.0, 1.9 - rate / (row["capacity_rps"] * n))) for n in (1.6, 1, 0.6)
+            ]
+            runs.append(
+                {
+                    "cell": f"{row['search']}_rate-{rate:g}",
+                    "folder": 0,
+                    "rate_rps": rate,
+                    "band_basis": engine,
+                    "band_draws": " ".join(f"{share:.3f}" for share in shares),
+                }
+            )
+    (line,) = best_lines(rows, pd.DataFrame(runs))
+    assert line == (
+        "At 90\xa0%: a carries the most, 5\xa0req/s. The lead over b holds in reality, "
+        "that over c is inside the model's error."
+    )
+
+
 RUNS = pd.DataFrame({"cell": ["a_rate-1"], "folder": [0], "rate_rps": [1.0]})
 
 
