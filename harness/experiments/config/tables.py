@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ...servers.launch.backend_names import ATTACHED
 from ...servers.server_kinds import LAUNCHED
-from .setting import CLIENT, REAL, SERVERS, Count, Positive, Several, number_list, setting
+from .setting import (
+    CLIENT,
+    REAL,
+    SERVERS,
+    Count,
+    CountFrom0,
+    Positive,
+    Several,
+    number_list,
+    setting,
+)
 
 if TYPE_CHECKING:
     from ...load_generator.http.endpoint import Endpoint
@@ -43,7 +53,7 @@ class TuningRecord(BaseModel):
     command: str = ""
     trials: Count | None = None
     whole_space: bool = False
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    seeds: tuple[CountFrom0, ...] = ()
     objective: str = ""
     default_value: float | None = None
     best_value: float | None = None

@@ -67,6 +67,7 @@ class Endpoint:
         try:
             parts = urlsplit(text)
             port = parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError as error:
             raise SloBenchError(f"{problem}: {error}") from None
         if parts.username or parts.password:
