@@ -226,7 +226,7 @@ def _make(path: Path) -> bool:
             raise PermissionError(13, "no permission to write here")
     except (OSError, RecursionError) as error:  # of so many folders in folders
         reason = getattr(error, "strerror", None) or error
-        raise SloBenchError(f"cannot write to {str(path):.200}: {reason}") from error
+        raise SloBenchError(f"cannot write to {path!s:.200}: {reason}") from error
     return not existed
 
 
