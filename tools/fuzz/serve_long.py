@@ -659,6 +659,8 @@ def main() -> int:
     parser.add_argument("--samples", type=Path, help="file for one JSON line per sample")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and stop `serve`
+    # What a shell starts in the background ignores Ctrl-C, and so would the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.samples:
         options.samples.write_text("")
     vllm = environment("vllm==0.32.0").programs / "vllm" if options.vllm else None
