@@ -653,7 +653,7 @@ def main() -> int:
     parser.add_argument(
         "--disturb-every", type=float, default=20, help="seconds between kills, stops and slowings"
     )
-    parser.add_argument("--vllm", action="store_true", help="two vLLM servers (0.32.0, CPU)")
+    parser.add_argument("--vllm", action="store_true", help="two installed vLLM servers")
     parser.add_argument("--run", action="store_true", help="slo-bench run measures them meanwhile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=Path, help="file for one JSON line per sample")
@@ -663,7 +663,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.samples:
         options.samples.write_text("")
-    vllm = environment("vllm==0.32.0").programs / "vllm" if options.vllm else None
+    vllm = environment("vllm").programs / "vllm" if options.vllm else None
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary).resolve()
         served, url = start(place, vllm)
@@ -685,6 +685,8 @@ def main() -> int:
     print(f"the gateway counted: {samples[-1].gateway}")
     print(f"servers received {numbers.total()} requests, {len(numbers)} of them different")
     twice = [number for number, count in numbers.items() if count > 1]
+    if not numbers:
+        twice.append("not known: no request stands in a log")
     problems = problems_of(samples, stderr, code, left, twice)
     if resumed is not None:
         print(f"run: {'; '.join(resumed.interrupted)}; {dict(resumed.outcomes)}")
