@@ -234,7 +234,17 @@ class ClientSchema(BaseModel):
     @field_validator("body")
     @classmethod
     def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
-        """Leave fields that are null out. Reject other null values, which TOML cannot hold."""
+        """Leave fields that are null out. Reject other null values, which TOML cannot hold, and
+        secrets.
+        """
+        from ...servers.launch.server_args import SECRET
+
+        for name, value in body.items():
+            if SECRET.fullmatch(f"--{name}") and value:
+                raise ValueError(
+                    f"{name} looks like a secret, and run folders keep bodies as written; "
+                    "--api-key-env and --header send what is kept nowhere"
+                )
         body = {name: "" if value is None else value for name, value in body.items()}
         if _has_none(body):
             raise ValueError("cannot hold null within a field; leave it out there")
