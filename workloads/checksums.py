@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FileFormatError
+from .input_files import check_ends
 
 FIELD = "crc32"
 _ASKED = "asked_crc32"
@@ -28,8 +29,10 @@ def crc32_of_file(path: Path) -> str:
     """CRC-32 of a file's bytes, as eight hexadecimal digits.
 
     Raises:
+        SloBenchError: it is a device, named pipe or socket.
         FileFormatError: it is missing or cannot be read.
     """
+    check_ends(path)
     checksum = 0
     try:
         with path.open("rb") as file:

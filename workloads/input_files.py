@@ -70,17 +70,26 @@ def check_input(path: Path, growth: int = OBJECTS) -> None:
     """Check a file before it is opened; a path without a file, or with a folder, is accepted.
 
     Raises:
-        SloBenchError: it is a device, named pipe or socket, or too large (`max_input_bytes`).
+        SloBenchError: `check_ends` refuses it, or it is too large (`max_input_bytes`).
+    """
+    if check_ends(path) > max_input_bytes(growth):
+        raise too_large(path, growth)
+
+
+def check_ends(path: Path) -> int:
+    """The bytes of a regular file; 0 of a path without a file, or with a folder.
+
+    Raises:
+        SloBenchError: it is a device, named pipe or socket, whose reading may never end.
     """
     try:
         status = path.stat()
     except (OSError, ValueError):
-        return  # its reader says what is wrong
+        return 0  # its reader says what is wrong
     for is_one, name in _KINDS:
         if is_one(status.st_mode):
             raise SloBenchError(f"{path} is {name}; copy its content into a regular file")
-    if stat.S_ISREG(status.st_mode) and status.st_size > max_input_bytes(growth):
-        raise too_large(path, growth)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def max_input_bytes(growth: int = OBJECTS) -> int:

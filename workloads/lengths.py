@@ -20,6 +20,7 @@ from .call_parser import Call, build, number, parse_call, positive
 from .errors import SloBenchError, by_name
 
 MOST_TOKENS = 1 << 31  # of one prompt or output
+_MOST_SIGMA = 10
 
 
 class LengthDistribution(Protocol):
@@ -98,9 +99,15 @@ class Lognormal:
     def __post_init__(self) -> None:
         if (self.median is None) == (self.mean is None):
             raise SloBenchError("lognormal takes either median or mean, and sigma")
-        positive(self.median or self.mean or 0.0, "lognormal median or mean")
-        if not self.sigma >= 0:
-            raise SloBenchError(f"lognormal sigma must not be negative but is {self.sigma}")
+        middle = positive(self.median or self.mean or 0.0, "lognormal median or mean")
+        if middle > MOST_TOKENS:
+            raise SloBenchError(
+                f"lognormal median or mean must be at most {MOST_TOKENS:,} but is {middle:g}"
+            )
+        if not 0 <= self.sigma <= _MOST_SIGMA:
+            raise SloBenchError(
+                f"lognormal sigma must lie in 0..{_MOST_SIGMA} but is {self.sigma:g}"
+            )
         _at_least_one(self.min, "lognormal min")
         if self.max is not None and self.max < self.min:
             raise SloBenchError(f"lognormal max must be at least min={self.min:g}")

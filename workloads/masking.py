@@ -16,6 +16,7 @@ _LONG = 8  # characters; a shorter secret is masked as a word of its own, and
 _SHORTEST = 4  # never below so many, nor if it is but letters: EMPTY and test are in every text
 
 _GAP = r"[\s\u200b-\u200d\u2060\ufeff\xad]*"  # where lines are broken, or may be
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable that a shell sets
 _USER_INFO = re.compile(r"\w://([^/?#\s]*)@")  # of an address
 
 _patterns: dict[str, str] = {}
@@ -26,8 +27,10 @@ def environment_variable(name: str) -> str:
     """The secret in an environment variable, which is registered.
 
     Raises:
-        SloBenchError: it is not set, or no header can carry it.
+        SloBenchError: it is none or not set, or no header can carry it.
     """
+    if not _NAME.fullmatch(name):  # perhaps the key itself, which is not said again
+        raise SloBenchError("a key is given by the name of an environment variable that holds it")
     value = os.environ.get(name, "").strip()
     if not value:
         raise SloBenchError(f"the environment variable {name} is not set; it should hold a key")

@@ -98,7 +98,8 @@ class _Lines:
     def _tell(self) -> None:
         with self._lock:
             now_s = time.monotonic()
-            if now_s < self._next_s:
+            nothing = self._state.get("description") == "" and "completed" not in self._state
+            if now_s < self._next_s or nothing:
                 return
             typer.echo(self._line(now_s - self._begin_s), err=True)
             self._pause_s = min(_RARER * self._pause_s, LINE_EVERY_S)

@@ -94,10 +94,7 @@ def serving_display(urls: Sequence[str]) -> Iterator[Callable[[], None]]:
                 return
             read_s = time.monotonic()
             line = status.line(read_s)
-            if on_terminal:
-                idle = "the servers tell no metrics" if line is None else "no request now"
-                change(description=line or idle)
-            elif line:
-                change(description=line)
+            idle = "the servers tell no metrics" if line is None else "no request now"
+            change(description=line or (idle if on_terminal else ""))
 
         yield look

@@ -37,7 +37,15 @@ from .execution.cell_specs import CellSpec
 from .execution.experiment_plan import ExperimentPlan, plan
 from .execution.offered_load import duration, offered_s
 from .execution.refinement import first_answer, refined_cells
-from .execution.workers import CellDone, Event, Executor, LocalExecutor, LocalPool, Said
+from .execution.workers import (
+    CellDone,
+    Event,
+    Executor,
+    LocalExecutor,
+    LocalPool,
+    Said,
+    check_jobs,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,8 +135,7 @@ class Experiment(ExperimentSchema):
                 stay; a folder made for this run and still without any is removed.
         """
         planned = self.plan()
-        if jobs is not None and jobs < 1:
-            raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+        check_jobs(jobs)
         folder = Path(out) if out is not None else new_folder(self.name)
         with open_run_folder(
             folder,

@@ -383,7 +383,7 @@ def _load(path: Path) -> ModuleType:
         hold_to_interface(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, SloBenchError) or not isinstance(error, Exception | SystemExit):
+        if isinstance(error, SloBenchError | KeyboardInterrupt):
             raise
         raise SloBenchError(f"{path} cannot be loaded: {load_fault_text(error)}") from error
     return module

@@ -226,8 +226,9 @@ def _make(path: Path) -> bool:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "no permission to write here")
-    except OSError as error:
-        raise SloBenchError(f"cannot write to {path}: {error.strerror or error}") from error
+    except (OSError, RecursionError) as error:  # of so many folders in folders
+        reason = getattr(error, "strerror", None) or error
+        raise SloBenchError(f"cannot write to {path!s:.200}: {reason}") from error
     return not existed
 
 

@@ -132,6 +132,18 @@ def test_special_files_are_refused_before_they_are_opened_by_a_command(slo_bench
     assert "is a named pipe" in refused(slo_bench, "run", "e.toml")
 
 
+def test_special_files_in_a_run_folder_are_refused_by_report(slo_bench, tmp_path):
+    """Their checksums were read without an end."""
+    assert slo_bench(*RUN, "--records", "csv", "--out", "r")[0] == 0
+    requests = next((tmp_path / "r" / "requests").iterdir())
+    requests.unlink()
+    os.mkfifo(requests)
+    assert "is a named pipe" in refused(slo_bench, "report", "r")
+    requests.unlink()
+    requests.symlink_to("/dev/zero")
+    assert "is a device" in refused(slo_bench, "report", "r")
+
+
 def test_gzip_file_is_limited_by_its_unpacked_size(slo_bench, tmp_path, limit):
     limit("1M")
     for name, content in {

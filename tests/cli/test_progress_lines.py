@@ -44,6 +44,15 @@ def test_lines_come_more_and_more_rarely(monkeypatch, capsys):
     assert printed == [2, 10, 40, 70, 100]
 
 
+def test_display_without_a_text_prints_no_line(monkeypatch, capsys):
+    clock_s = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock_s[0])
+    lines = progress._Lines(("Spinner",))
+    for clock_s[0], text in ((100.0, ""), (200.0, "3 running"), (300.0, "")):
+        lines.change(description=text)
+    assert capsys.readouterr().err == "3 running, 200 s\n"
+
+
 def test_tune_without_a_terminal_says_how_many_configurations_are_done(monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     words = ["tune", "vllm", "--trials", "2", "--requests", "100", "--objective", "goodput"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from slo_bench.cli.output import serving
 from slo_bench.cli.output.serving import ServingStatus, serving_display
 
@@ -64,3 +66,22 @@ def test_serving_display_without_terminal_prints_a_line_after_requests(
         look()
     (line,) = [printed for printed in capsys.readouterr().err.splitlines() if "running" in printed]
     assert line.startswith("3 running, 1 waiting, KV 25.0 %, ")
+
+
+def test_serving_display_without_terminal_forgets_what_was_when_servers_are_idle(
+    answering, monkeypatch
+):
+    texts = []
+
+    @contextlib.contextmanager
+    def display(*columns):
+        yield lambda description: texts.append(description)
+
+    monkeypatch.setattr(serving, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(serving, "display", display)
+    figures = dict(BUSY)
+    with serving_display([saying(answering, figures)]) as look:
+        look()
+        figures.update(running=0, waiting=0)
+        look()
+    assert [text[:9] for text in texts] == ["", "3 running", ""]

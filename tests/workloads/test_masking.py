@@ -109,3 +109,9 @@ def test_register_user_info_masks_passwords_of_addresses():
     assert shown == f"{MASK}@host {MASK}, {MASK}"
     register_user_info("https://host/path/long-name@part?x=y@z")
     assert masked("long-name") == "long-name"
+
+
+def test_key_in_place_of_the_name_of_its_variable_is_not_said_again():
+    with pytest.raises(SloBenchError, match="by the name of an environment variable") as refusal:
+        environment_variable("sk-topsecret-987654")
+    assert "topsecret" not in str(refusal.value)

@@ -106,7 +106,9 @@ def test_constant_arrivals_by_hand():
     [
         ("poison", "did you mean poisson"),
         ("gamma", "either cv or shape"),
-        ("gamma(cv=-1)", "must be positive"),
+        ("gamma(cv=-1)", "gamma cv must lie in 0.001..100"),
+        ("gamma(cv=1e308)", "gamma cv must lie in 0.001..100"),
+        ("gamma(shape=1e-320)", "gamma shape must lie in 0.0001.."),
         ("gamma(cv=nan)", "finite"),
         ("gamma(cw=2)", "did you mean cv"),
         ("onoff(10)", "lacks off_s"),

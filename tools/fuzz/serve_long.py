@@ -1,13 +1,15 @@
 """Hours of `slo-bench serve` with clients that vanish and servers that die and return.
 
     python tools/fuzz/serve_long.py --minutes 120 --samples samples.json
+    python tools/fuzz/serve_long.py --vllm --run --rate 1.5 --disturb-every 120 --minutes 120
 
-Three mock servers stand behind the gateway; each is started again when it has died, which kill -9
-brings about at random moments (sometimes of all at once). Others are stopped (SIGSTOP) and go on
-later, or get the processor for a tenth of the time for a while; one is silent to some requests and
-one breaks some answers off. Clients stay, vanish before or within their answer, read slowly, keep
-their connection, send two requests at once, half a request, a body that is too large, no key, or
-nothing; some shut their side once they have sent all.
+Three mock servers stand behind the gateway, or with `--vllm` two vLLM servers; each is started
+again when it has died, which kill -9 brings about at random moments (sometimes of all at once).
+Others are stopped (SIGSTOP) and go on later, or get the processor for a tenth of the time for a
+while; one mock is silent to some requests and one breaks some answers off. With `--run`,
+`slo-bench run` measures them meanwhile (`resumed_run.py`). Clients stay, vanish before or within
+their answer, read slowly, keep their connection, send two requests at once, half a request, a body
+that is too large, no key, or nothing; some shut their side once they have sent all.
 
 At the end each request that was offered must have been counted by the gateway once: with the status
 of a whole answer, as lost, as cancelled, or as refused before it was read whole. No request may
@@ -39,39 +41,50 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httptools
+from resumed_run import Relay, ResumedRun
+
+from slo_bench.harness.servers.launch.environments import environment
+from slo_bench.harness.servers.launch.random_model import make_model
 
 KEY = "a-key"
 KEY_VARIABLE = "SERVE_LONG_KEY"
-SERVERS = 3
+SERVERS, VLLM_SERVERS = 3, 2
 MOST_CONNECTIONS = 40
 REQUEST_TIMEOUT_S, IDLE_TIMEOUT_S, FIRST_BYTE_S = 3.0, 8.0, 4.0
 FAULTS = (["silent", "31"], ["reset", "29"], [])  # and how many requests have none
 PATIENCE_S = 60.0
+START_S = 900.0
 VANISHED, CUT, INCOMPLETE = "vanished", "cut off", "not sent whole"
 MEMORY_MARGIN = 1.05
 EXPECTED = re.compile(
     r"^unix:\S+ is (down: .*|up again)$|^starting |^logs: |^\d+ running, |^http://"
-    r"|^vllm-\S+ \(\S+\) at unix:"
+    r"|^vllm-\S+ \(\S+\) (at unix:|is starting )"
 )
 
-# Stands where vLLM would: a mock server at the same socket, started again when it dies.
+# Stands where vLLM would: a server at the same socket, started again when it dies.
 _PROGRAM = """\
 #!{python}
-import os, subprocess, sys, time
+import contextlib, os, signal, subprocess, sys, time
 socket = sys.argv[sys.argv.index("--uds") + 1]
-place = os.path.join("{folder}", str(os.getpid()))
-faults = {faults}[len(os.listdir("{folder}"))]
+place = os.path.join({folder!r}, str(os.getpid()))
+number = len(os.listdir({folder!r}))
 open(place, "x").close()
 while True:
-    mock = subprocess.Popen(
-        [sys.executable, "-P", "-c", {server!r}, socket, "{received}", *faults],
-        stdout=subprocess.DEVNULL, env={{**os.environ, "PYTHONPATH": {path!r}}},
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(socket)
+    server = subprocess.Popen(
+        {command}, env={{**os.environ, **{variables!r}}}, start_new_session=True
     )
     with open(place, "w") as told:
-        told.write(str(mock.pid))
-    mock.wait()
+        told.write(str(server.pid))
+    server.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
     time.sleep(1)
 """
+_MOCK = "[sys.executable, '-P', '-c', {server!r}, socket, {received!r}, *{faults}[number]]"
+_VLLM = "[{program!r}, *sys.argv[1:], '--enable-log-requests']"
+_RECEIVED = re.compile(r"Received request cmpl-(\d+)-")  # in the log of vLLM
 # It writes down the number of each request before it looks at it.
 _SERVER = """\
 import asyncio, os, sys
@@ -121,7 +134,7 @@ class Load:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
-        self._host, self._port = parts.hostname, parts.port
+        self.host, self.port = parts.hostname, parts.port
         self._rng = rng
         self.results: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
@@ -164,7 +177,7 @@ class Load:
             }
         )
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{auth}"
-        head += f"content-length: {len(body)}\r\n\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         return (head + body).encode()
 
     async def stays(self) -> None:
@@ -172,7 +185,7 @@ class Load:
 
     async def shuts_its_side(self) -> None:
         """It sends no more, and reads its answer."""
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(self.request())
         wire.send_no_more()
         self.results[await wire.answer()] += 1
@@ -195,7 +208,7 @@ class Load:
 
     async def sends_two(self) -> None:
         """Both before the first answer; the second is not served if the first is cut off."""
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(self.request() + self.request())
         for left in (2, 1):
             result = await wire.answer()
@@ -206,7 +219,7 @@ class Load:
         wire.close()
 
     async def vanishes_within(self) -> None:
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(self.request())
         await wire.some()
         await asyncio.sleep(self._rng.uniform(0, 0.4))
@@ -214,7 +227,7 @@ class Load:
         self.results[VANISHED] += 1
 
     async def vanishes_at_once(self) -> None:
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(self.request())
         await asyncio.sleep(self._rng.choice([0, 0.001, 0.03]))
         wire.close()  # a RST would discard the request before it is read
@@ -228,7 +241,7 @@ class Load:
 
     async def _unasked(self, begin: bytes, wait_s: float) -> None:
         """A client that has offered no request, unless it is refused at once."""
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(begin)
         try:
             async with asyncio.timeout(wait_s):
@@ -246,7 +259,7 @@ class Load:
     async def crowd(self) -> None:
         """More connections than the gateway takes, at the same time."""
         self.kinds["crowd"] += 1
-        wires = [await Wire.open(self._host, self._port) for _ in range(MOST_CONNECTIONS + 10)]
+        wires = [await Wire.open(self.host, self.port) for _ in range(MOST_CONNECTIONS + 10)]
         for wire in wires:
             wire.send(self.request(path="/v1/models"))
         for wire in wires:
@@ -257,7 +270,7 @@ class Load:
 
     async def _whole(self, requests: list[bytes], pause_s: float = 0.0) -> None:
         """Requests one after the other on one connection, until it is lost."""
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         for request in requests:
             wire.send(request)
             result = await wire.answer(pause_s)
@@ -268,7 +281,7 @@ class Load:
 
     async def counters(self) -> dict[str, int] | None:
         """The gateway's counts; None if it did not take this request."""
-        wire = await Wire.open(self._host, self._port)
+        wire = await Wire.open(self.host, self.port)
         wire.send(self.request(path="/metrics"))
         result = await wire.answer()
         self.results[result] += 1
@@ -346,37 +359,42 @@ class Wire:
         self._writer.close()
 
 
-def prepare(home: Path, pids: Path, received: Path) -> None:
-    """An environment whose vLLM is the mock."""
+def prepare(home: Path, pids: Path, received: Path, vllm: Path | None) -> None:
+    """An environment whose vLLM is the mock, or starts the program `vllm` again and again."""
     path = home / "environments" / "vllm-0.32.0-cpu"
     (path / "bin").mkdir(parents=True)
     pids.mkdir()
     marker = {"backend": "vllm", "version": "0.32.0", "device": "cpu"}
     (path / "slo-bench.json").write_text(json.dumps(marker))
     program = path / "bin" / "vllm"
-    where = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    variables = {}
+    if vllm is None:
+        command = _MOCK.format(server=_SERVER, received=str(received), faults=FAULTS)
+        variables["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    else:
+        command = _VLLM.format(program=str(vllm))
     program.write_text(
         _PROGRAM.format(
-            python=sys.executable,
-            folder=pids,
-            faults=FAULTS,
-            path=where,
-            server=_SERVER,
-            received=received,
+            python=sys.executable, folder=str(pids), command=command, variables=variables
         )
     )
     program.chmod(0o755)
     (path / "bin" / "python").symlink_to(sys.executable)
 
 
-def start(place: Path) -> tuple[subprocess.Popen[str], str]:
+def start(place: Path, vllm: Path | None) -> tuple[subprocess.Popen[str], str]:
     """`slo-bench serve` with limits and a key; its process and address."""
     home, pids = place / "home", place / "pids"
-    prepare(home, pids, place / "received")
-    (place / "tiny").mkdir()
-    (place / "tiny" / "config.json").write_text("{}")
+    prepare(home, pids, place / "received", vllm)
+    if vllm is None:
+        (place / "tiny").mkdir()
+        (place / "tiny" / "config.json").write_text("{}")
+    else:
+        make_model(place / "tiny")
     words = ["serve", "vllm", "--backend", "vllm", "--model", "tiny", "--router", "least-loaded"]
-    words += ["--instances", str(SERVERS), "--api-key-env", KEY_VARIABLE, "--max-body-mib", "1"]
+    words += ["--served-name", "mock", "--startup-timeout", str(START_S), "--instances"]
+    words += [str(SERVERS if vllm is None else VLLM_SERVERS), "--max-body-mib", "1"]
+    words += ["--api-key-env", KEY_VARIABLE]
     words += ["--max-connections", str(MOST_CONNECTIONS), "--request-timeout"]
     words += [str(REQUEST_TIMEOUT_S), "--idle-timeout", str(IDLE_TIMEOUT_S)]
     words += ["--first-byte-timeout", str(FIRST_BYTE_S), "--log", str(place / "server.log")]
@@ -406,11 +424,12 @@ class Disturbances:
         """Kill, stop or slow one server, two or all."""
         rng = self._rng
         pid_files = sorted(self._pids.iterdir())
-        chosen = rng.sample(pid_files, rng.choices(range(1, SERVERS + 1), [8, 1, 1])[0])
+        counts = range(1, len(pid_files) + 1)
+        chosen = rng.sample(pid_files, rng.choices(counts, [8, 1, 1][: len(counts)])[0])
         how = rng.choices([self._kill, self._stop, self._slow], [3, 2, 1])[0]
         for path in chosen:
             with contextlib.suppress(ValueError):
-                task = asyncio.ensure_future(how(int(path.read_text())))
+                task = asyncio.ensure_future(how(rng.choice(processes(int(path.read_text())))))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
                 self.counts[how.__name__.removeprefix("_")] += 1
@@ -431,6 +450,15 @@ class Disturbances:
             await asyncio.sleep(0.02)
 
 
+def processes(server: int) -> list[int]:
+    """A server, and the process with the engine of a vLLM server."""
+    engines = []
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        engines = [n for n in children if Path(f"/proc/{n}/comm").read_text().startswith("VLLM")]
+    return [server, *map(int, engines)]
+
+
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -447,7 +475,7 @@ def looked_at(pid: int) -> tuple[float, int, int]:
 
 async def disturb(
     served: subprocess.Popen[str], url: str, place: Path, options: argparse.Namespace
-) -> tuple[list[Sample], Load]:
+) -> tuple[list[Sample], Load, ResumedRun | None]:
     """Load for so many minutes, a sample now and then; the last one when all clients are gone."""
     rng = random.Random(options.seed)
     load = Load(url, rng)
@@ -487,6 +515,11 @@ async def disturb(
         return task
 
     await sample()
+    resumed, run_ended = None, None
+    if options.run:
+        relay = Relay(load.host, load.port, load.results, VANISHED)
+        resumed = ResumedRun(await relay.listen(), KEY_VARIABLE, KEY, place, options.minutes)
+        run_ended = asyncio.ensure_future(resumed.go())
     next_kill_s = next_sample_s = begin_s + 10
     next_crowd_s = begin_s + 20
     end_s = begin_s + options.minutes * 60
@@ -494,7 +527,7 @@ async def disturb(
         begin(load.next())
         if now_s > next_kill_s:
             disturbances.next()
-            next_kill_s = now_s + rng.uniform(5, 35)
+            next_kill_s = now_s + rng.uniform(0.25, 1.75) * options.disturb_every
         if now_s > next_crowd_s:
             await asyncio.wait([begin(load.crowd())])  # meanwhile no others: some would be refused
             next_crowd_s = now_s + 60
@@ -506,11 +539,13 @@ async def disturb(
         await asyncio.wait(disturbances.tasks)
     if running:
         await asyncio.wait(running, timeout=2 * PATIENCE_S)
+    if run_ended is not None:
+        await run_ended
     for path in (place / "pids").iterdir():  # their idle connections go with them
         os.kill(int(path.read_text()), signal.SIGKILL)
     await asyncio.sleep(6)
     await sample()
-    return samples, load
+    return samples, load, resumed
 
 
 def problems_of(
@@ -589,15 +624,24 @@ def table(samples: list[Sample], rows: int = 13) -> list[str]:
 
 
 def still_there(place: Path) -> list[str]:
-    """Command lines of processes that were started for this run and have not ended."""
-    mocks = {path.read_text() for path in (place / "pids").iterdir()}
+    """Command lines of processes that were started in this folder and have not ended."""
     command_lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            if str(place) in words or (path.parent.name in mocks and "servers.mock" in words):
-                command_lines.append(words)
+            if (path / "cwd").readlink() == place:
+                words = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                command_lines.append(words.decode("utf-8", "replace"))
     return command_lines
+
+
+def received_numbers(place: Path) -> Counter[str]:
+    """Numbers of the requests that servers received, and how often."""
+    numbers: Counter[str] = Counter()
+    if (place / "received").is_file():
+        numbers.update((place / "received").read_text().split())
+    for path in place.glob("server-*.log"):
+        numbers.update(_RECEIVED.findall(path.read_text("utf-8", "replace")))
+    return numbers
 
 
 def main() -> int:
@@ -606,33 +650,48 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--rate", type=float, default=4, help="clients per second")
     parser.add_argument("--every", type=float, default=15, help="seconds between samples")
+    parser.add_argument(
+        "--disturb-every", type=float, default=20, help="seconds between kills, stops and slowings"
+    )
+    parser.add_argument("--vllm", action="store_true", help="two installed vLLM servers")
+    parser.add_argument("--run", action="store_true", help="slo-bench run measures them meanwhile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=Path, help="file for one JSON line per sample")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and stop `serve`
+    # What a shell starts in the background ignores Ctrl-C, and so would the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.samples:
         options.samples.write_text("")
+    vllm = environment("vllm").programs / "vllm" if options.vllm else None
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        served, url = start(place)
+        place = Path(temporary).resolve()
+        served, url = start(place, vllm)
         try:
             if not url:
                 print((place / "said").read_text())
                 return 2
-            samples, load = asyncio.run(disturb(served, url, place, options))
+            samples, load, resumed = asyncio.run(disturb(served, url, place, options))
             served.terminate()
             code = served.wait(PATIENCE_S)
             left = still_there(place)
         finally:
             served.kill()
         stderr = (place / "said").read_text()
-        numbers = Counter((place / "received").read_text().split())
+        numbers = received_numbers(place)
     print("\n".join(table(samples)))
     print(f"clients by kind: {dict(load.kinds)}")
     print(f"clients saw: {dict(sorted(load.results.items()))}")
     print(f"the gateway counted: {samples[-1].gateway}")
     print(f"servers received {numbers.total()} requests, {len(numbers)} of them different")
     twice = [number for number, count in numbers.items() if count > 1]
+    if not numbers:
+        twice.append("not known: no request stands in a log")
     problems = problems_of(samples, stderr, code, left, twice)
+    if resumed is not None:
+        print(f"run: {'; '.join(resumed.interrupted)}; {dict(resumed.outcomes)}")
+        print(f"run: exit codes without an interrupt: {resumed.failures}")
+        problems += resumed.problems
     print(f"{len(problems)} problems")
     for problem in problems:
         print(f"    {problem}")

@@ -25,7 +25,7 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.study import Study
 
 from ...harness.experiments.execution.cell_specs import WorkloadSpec, source
-from ...harness.experiments.execution.workers import WorkerPool, together
+from ...harness.experiments.execution.workers import WorkerPool, check_jobs, together
 from ...harness.experiments.experiment import Experiment, backend_of, new_folder
 from ...harness.policies.systems import DEFAULT_SYSTEM, system
 from ...harness.results.run_checkpoint import check_settings
@@ -147,8 +147,7 @@ def tune(
 
 
 def _check_pool(experiment: Experiment, pool: WorkerPool | None, jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
-        raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+    check_jobs(jobs)
     if pool is None and jobs is not None:
         raise SloBenchError(
             "jobs are trials at once in a pool: give one, or continue the same study in another "

@@ -506,7 +506,7 @@ class ExperimentSchema(BaseModel):
         f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}; on real servers 1.",
         condition=False,
     )
-    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "First seed.", 0, condition=False)
+    seed: CountFrom0 = setting(ARRIVES, "First seed.", 0, condition=False)
     length_predictor: Axis[str] = setting(
         SERVES,
         "Predictor of output lengths for policies: oracle (the true length), "
@@ -569,13 +569,13 @@ class ExperimentSchema(BaseModel):
     @classmethod
     def _no_repeats(cls, value: object) -> object:
         if isinstance(value, tuple):
-            texts: set[str] = set()
+            keys: set[int | float | str] = set()
             for entry in value:
                 # Tables cannot be hashed, and numbers are equal whatever their type is.
-                text = repr(float(entry) if isinstance(entry, int | float) else entry)
-                if text in texts:
+                key = entry if isinstance(entry, int | float) else repr(entry)
+                if key in keys:
                     raise ValueError(f"has {entry!r} twice")
-                texts.add(text)
+                keys.add(key)
         return value
 
     @model_validator(mode="after")

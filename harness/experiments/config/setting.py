@@ -41,8 +41,9 @@ def listed(value: Any) -> Any:
 # One value or several may be given; what is kept is a tuple.
 Several = Annotated[tuple[T, ...], BeforeValidator(listed)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(listed), Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-CountFrom0 = Annotated[int, Field(ge=0)]
+_MOST = 10**18  # floats and the integers of tables hold it
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+CountFrom0 = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ...servers.launch.backend_names import ATTACHED
 from ...servers.server_kinds import LAUNCHED
-from .setting import CLIENT, REAL, SERVERS, Count, Positive, Several, number_list, setting
+from .setting import (
+    CLIENT,
+    REAL,
+    SERVERS,
+    Count,
+    CountFrom0,
+    Positive,
+    Several,
+    number_list,
+    setting,
+)
 
 if TYPE_CHECKING:
     from ...load_generator.http.endpoint import Endpoint
@@ -43,7 +53,7 @@ class TuningRecord(BaseModel):
     command: str = ""
     trials: Count | None = None
     whole_space: bool = False
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    seeds: tuple[CountFrom0, ...] = ()
     objective: str = ""
     default_value: float | None = None
     best_value: float | None = None
@@ -224,7 +234,17 @@ class ClientSchema(BaseModel):
     @field_validator("body")
     @classmethod
     def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
-        """Leave fields that are null out. Reject other null values, which TOML cannot hold."""
+        """Leave fields that are null out. Reject other null values, which TOML cannot hold, and
+        secrets.
+        """
+        from ...servers.launch.server_args import SECRET
+
+        for name, value in body.items():
+            if SECRET.fullmatch(f"--{name}") and value:
+                raise ValueError(
+                    f"{name} looks like a secret, and run folders keep bodies as written; "
+                    "--api-key-env and --header send what is kept nowhere"
+                )
         body = {name: "" if value is None else value for name, value in body.items()}
         if _has_none(body):
             raise ValueError("cannot hold null within a field; leave it out there")

@@ -48,6 +48,7 @@ Known = TypeVar("Known")
 
 _BETWEEN_REPORTS_S = 0.1
 _STOP_S = 1.0  # that a pool waits for its threads
+_MOST_JOBS = 1024
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,12 @@ class _Work:
     called: str  # in messages
 
 
+def check_jobs(jobs: int | None) -> None:
+    """Raise SloBenchError unless so many processes can be asked for; None is no number."""
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise SloBenchError(f"jobs must be from 1 to {_MOST_JOBS:,} but is {jobs:,}")
+
+
 class LocalPool:
     """A `Pool` of up to `jobs` processes, for as long as the block lasts.
 
@@ -284,9 +291,8 @@ class LocalPool:
     """
 
     def __init__(self, jobs: int) -> None:
-        """Raises SloBenchError unless there is at least one."""
-        if jobs < 1:
-            raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+        """Raises SloBenchError as `check_jobs` does."""
+        check_jobs(jobs)
         self.at_once = jobs
         self._todo: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

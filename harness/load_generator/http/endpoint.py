@@ -18,6 +18,7 @@ _SECRET = re.compile(  # in a query
     r"(?:^|&)([^=&]*(?:key|token|secret|passw|signature)[^=&]*)=.", re.IGNORECASE
 )
 _VERSION = re.compile(r"v\d\w*")  # a segment of a path: v1, v3, v1beta
+_NAMED_FILES = "a file that SSL_CERT_FILE or SSLKEYLOGFILE names"
 _API_PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
 
 
@@ -67,6 +68,7 @@ class Endpoint:
         try:
             parts = urlsplit(text)
             port = parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError as error:
             raise SloBenchError(f"{problem}: {error}") from None
         if parts.username or parts.password:
@@ -140,9 +142,8 @@ class Endpoint:
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:  # SSLError is one
-            raise SloBenchError(
-                f"--ca-file {self.ca_file} cannot be read: {error.strerror or error}"
-            ) from None
+            files = f"--ca-file {self.ca_file}" if self.ca_file else _NAMED_FILES
+            raise SloBenchError(f"{files} cannot be read: {error.strerror or error}") from None
         if self.ca_file:  # an authority below the root, or the server's own certificate
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if self.insecure:

@@ -225,13 +225,13 @@ class TokenEvents:
         chunks = max(showing, sum(map(bool, shares.tokens)))
         counted = _counted(token_s, chunks, unsure=unsure)
         counted.refuted, counted.silent = shares.refuted, silent and self._is_silent(sizes)
-        choices = self._of_each("choice")
-        if len(names := sorted(set(choices))) > 1:
-            pairs = list(zip(choices, shares.tokens, strict=True))
-            counted.sequences = [
-                _times(times_s, [share if choice == name else 0 for choice, share in pairs])
-                for name in names
-            ]
+        sequences: dict[int, array[float]] = {}
+        for choice, time_s, share in zip(
+            self._of_each("choice"), times_s, shares.tokens, strict=True
+        ):
+            sequences.setdefault(choice, array("d")).extend(repeat(time_s, share))
+        if len(sequences) > 1:
+            counted.sequences = [sequences[choice] for choice in sorted(sequences)]
             # TPOT is the mean of those of the choices.
             each = [_counted(sequence, 0, unsure=unsure) for sequence in counted.sequences]
             paces_s = [

@@ -30,6 +30,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
+from ....workloads.parsing import parse_json
 from ..server_kinds import LAUNCHED, SERVERS, server_kind, server_kinds
 from .server_kind import Build, InstallStep, ServerKind
 
@@ -86,7 +87,8 @@ def _folder() -> Path:
 
 def installed() -> list[Environment]:
     """All finished environments; of each server the newest version first."""
-    environments = [_read(marker) for marker in _folder().glob(f"*/{_MARKER}")]
+    present = (_read(path.parent) for path in _folder().glob(f"*/{_MARKER}"))
+    environments = [environment for environment in present if environment is not None]
     environments.sort(key=lambda e: (_version_key(e.version), e.device), reverse=True)
     return sorted(environments, key=lambda e: e.backend)
 
@@ -112,12 +114,22 @@ def beside_us() -> list[Environment]:
 def unfinished() -> list[Path]:
     """Folders of interrupted installations."""
     folders = sorted(path for path in _folder().glob("*") if path.is_dir())
-    return [path for path in folders if not (path / _MARKER).exists()]
+    return [path for path in folders if _read(path) is None]
 
 
-def _read(marker: Path) -> Environment:
-    kept = json.loads(marker.read_text("utf-8"))
-    return Environment(marker.parent, kept["backend"], kept["version"], kept["device"])
+def _read(path: Path) -> Environment | None:
+    """The environment in a folder; None if its marker is not there, or is no marker."""
+    marker = path / _MARKER
+    if not marker.is_file():
+        return None
+    try:
+        kept = parse_json(marker.read_bytes())
+    except (OSError, ValueError):
+        return None
+    match kept:
+        case {"backend": str(backend), "version": str(version), "device": str(device)}:
+            return Environment(path, backend, version, device)
+    return None
 
 
 def _version_key(version: str) -> tuple[int, ...]:
@@ -192,7 +204,7 @@ def install(
         ) from error
     with _alone(path):
         installer = _Installer(path, _python(build, kind.name), say)
-        if (path / _MARKER).exists():
+        if _read(path) is not None:
             say(f"{path.name} is installed already")
         else:
             if path.exists():
@@ -211,7 +223,7 @@ def install(
         if packages:
             say(f"adding {', '.join(packages)}")
             installer.add(InstallStep(tuple(packages)), build.without)
-        return _read(path / _MARKER)
+        return Environment(path, kind.name, version, device)
 
 
 def fetch_server(beside: Environment, version: str, folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ....workloads.errors import SloBenchError
 from ....workloads.masking import environment_variable
 
-_SECRET = re.compile(
+SECRET = re.compile(  # an option that holds one
     r"--?(?:.*[-_])?(?:api[-_]?key|password|secret|(?:hf|auth|access|hub)[-_]?token)", re.IGNORECASE
 )
 _VARIABLE = re.compile(r"(--?[\w-]+=)?\$(\w+)")
@@ -23,7 +23,7 @@ def check_no_secrets(args: Sequence[str]) -> None:
     """
     for place, arg in enumerate(args):
         name, equals, value = arg.partition("=")
-        if not _SECRET.fullmatch(name):
+        if not SECRET.fullmatch(name):
             continue
         value = value if equals else next(iter(args[place + 1 :]), "")
         if value and not _VARIABLE.fullmatch(value):
@@ -45,7 +45,7 @@ def expanded(argv: Sequence[str]) -> list[str]:
     for before, word in zip(("", *argv), argv, strict=False):
         if variable := _VARIABLE.fullmatch(word):
             option, name = variable[1] or "", variable[2]
-            if _SECRET.fullmatch(option.removesuffix("=") or before):
+            if SECRET.fullmatch(option.removesuffix("=") or before):
                 word = option + environment_variable(name)
             elif value := os.environ.get(name):
                 word = option + value

@@ -322,3 +322,11 @@ def test_measure_over_tls_verifies_the_certificate(workload, tmp_path, monkeypat
         friends = measure(workload(3), [endpoint], HttpOptions(processes=1))
     assert {fault.value for fault in strangers.faults()} == {"tls"}
     assert friends.result.records.output_tokens.tolist() == [5] * 3
+
+
+def test_truths_of_a_mock_come_not_through_a_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving() as server:
+        assert server.truths() == []
+    with pytest.raises(SloBenchError, match="truth cannot be reached"):
+        server.truths()

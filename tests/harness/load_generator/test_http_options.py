@@ -46,7 +46,11 @@ def test_endpoint_parses_addresses(url, endpoint, written):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://h", "http://", "http://h:x", "http://h#q", "http://h/a b", "h:99999"]
+    "url",
+    [
+        *("ftp://h", "http://", "http://h:x", "http://h#q", "http://h/a b", "h:99999"),
+        *("http://a..b", f"http://{'a' * 64}.b"),
+    ],
 )
 def test_endpoint_refuses_malformed_addresses(url):
     with pytest.raises(SloBenchError, match="should look like"):

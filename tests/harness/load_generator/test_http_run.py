@@ -172,6 +172,7 @@ def test_tokenizer_path_is_relative_to_the_experiment_file(tmp_path):
             "unknown setting 'apy'",
         ),
         ({"client": {"body": {"stop": [None]}}}, "cannot hold null"),
+        ({"client": {"body": {"api_key": "sk-1"}}}, "api_key looks like a secret"),
         ({"client": {"headers": {"api-key": "x"}}}, "looks like a secret"),
         ({"client": {}}, "needs the address of a server"),
         ({"client": {"base_urls": "http://h"}, "gpu": "h10"}, "unknown GPU 'h10'"),

@@ -138,6 +138,12 @@ def test_file_of_authorities_that_cannot_be_read_is_an_error(tmp_path, content):
         Endpoint("h", 443, True, ca_file=str(path)).tls_context()
 
 
+def test_file_of_keys_that_cannot_be_written_is_named_by_its_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path))
+    with pytest.raises(SloBenchError, match="SSLKEYLOGFILE names cannot be read: Is a directory"):
+        Endpoint("h", 443, True).tls_context()
+
+
 def head_of(workload, tmp_path, url="http://h/v1", **options):
     options = HttpOptions(**options)
     bodies = Bodies.write(workload, options, tmp_path / "bodies")

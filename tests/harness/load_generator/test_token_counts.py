@@ -370,3 +370,9 @@ def test_spread_gives_all_tokens_and_one_to_each_event_that_shows_something(size
     elif showing and tokens > 1:
         assert showing[0] >= 1
         assert showing[-1] >= 1
+
+
+def test_answer_of_20_000_choices_is_counted_in_one_pass():
+    """Once for each choice, it took minutes."""
+    answer = read(choices(*({"index": k, "text": "a"} for k in range(20_000))))
+    assert len(answer.sequences) == 20_000

@@ -118,6 +118,7 @@ def test_called_helper_with_nearly_a_hooks_name_is_no_fault(simulated):
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
+        ("class E(BaseException): pass\nraise E(1)", r"E: 1 \(line 2\)"),
         ("import sys\nsys.exit(0)", r"it ends the process, exit code 0 \(line 2\)"),
         ("import os\nos._exit(0)", r"it ends the process, exit code 0 \(line 2\)"),
         ("from slo_bench.policy import Polcy", r"ImportError: .*did you mean Policy\? \(line 1\)"),

@@ -177,6 +177,11 @@ def test_run_folder_below_a_file_is_an_error(tmp_path):
         pass
 
 
+def test_run_folder_in_thousands_of_folders_is_an_error(tmp_path):
+    with pytest.raises(SloBenchError, match="cannot write to"), opened(tmp_path / ("a/" * 1500)):
+        pass
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_run_folder_without_write_permission_is_an_error(tmp_path):
     tmp_path.chmod(0o500)

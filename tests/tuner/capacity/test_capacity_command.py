@@ -111,7 +111,7 @@ def test_no_advice_where_nothing_limited_the_search():
         (["--target", "2"], "target must lie between 0 and 1 but is 2"),
         (["--tolerance", "0"], "tolerance must lie in"),
         (["--max-requests", "0"], "max_requests must be positive but is 0"),
-        (["--jobs", "0"], "jobs must be at least 1"),
+        (["--jobs", "0"], "jobs must be from 1 to 1,024"),
         (["--jobs", "2", "--executor", "ray"], "--jobs are processes of this machine"),
         (["--resume"], "--resume needs the folder"),
         (["--arrivals", "concurrency(4)"], "choose another arrival process"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 import venv
@@ -61,6 +62,17 @@ def test_environment_is_installed_once_found_and_removed():
     assert messages == ["fake-1.2-cpu is installed already"]
     assert environments.remove("fake") == [fake_environment.path]
     assert environments.installed() == []
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", "[" * 100_000, '{"backend": 1, "version": 2}'])
+def test_environment_whose_marker_is_none_is_unfinished(tmp_path, text):
+    marker = tmp_path / "environments" / "vllm-1-cpu" / "slo-bench.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text(text)
+    assert environments.installed() == []
+    marker.unlink()
+    os.mkfifo(marker)
+    assert [path.name for path in environments.unfinished()] == ["vllm-1-cpu"]
 
 
 def test_failed_installation_is_named_and_not_listed():
