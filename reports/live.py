@@ -88,8 +88,9 @@ class LiveReport:
         return " ".join(str(file.stat().st_mtime_ns) for file in files if file.is_file())
 
     def text(self) -> str:
-        """How far the run is."""
-        done = len(self._rows())
+        """How far the run is, and why finished cells are invalid."""
+        rows = self._rows()
+        done = len(rows)
         if not done:
             return f"{self.folder}: no cell is finished yet"
         planned = None
@@ -97,7 +98,11 @@ class LiveReport:
             environment = (self.folder / "environment.json").read_text(encoding="utf-8")
             planned = parse_json(environment).get(PLANNED)
         total = f" of {planned:,}" if isinstance(planned, int) else ""
-        return f"{self.folder}: {done:,}{total} cells finished"
+        invalid = [row for row in rows if row.get("valid") == "False"]
+        reason = invalid[0].get("invalid_because") if invalid else None
+        left_out = f", {len(invalid):,} of them invalid" if invalid else ""
+        because = f": {reason}" if reason else ""
+        return f"{self.folder}: {done:,}{total} cells finished{left_out}{because}"
 
     def metrics(self) -> str:
         """The finished cells as metrics of Prometheus: those of `cells.csv` by cell."""

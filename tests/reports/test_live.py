@@ -74,6 +74,13 @@ def test_live_report_follows_the_finished_cells(make_run, tmp_path):
     assert not list(folder.glob("report.html"))
 
 
+def test_live_report_says_why_finished_cells_are_invalid(make_run):
+    late = "requests were sent late: 440.5 ms at p99, 10 ms is the limit"
+    folder = make_run("late", systems=["vllm"], seeds=1, valid=False, invalid_because=late)
+    text = live.LiveReport(folder).text()
+    assert text.endswith(f"3 cells finished, 3 of them invalid: {late}")
+
+
 def test_live_report_shows_the_phases_and_what_runs_before_a_cell_is_finished(tmp_path):
     status = LiveStatus()
     with live_report(tmp_path, status) as url:
