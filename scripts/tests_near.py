@@ -48,7 +48,6 @@ EXCEPTIONS = {
     "cli/commands/predict_eval.py": "tests/cli/test_predict_commands.py",
     "cli/commands/predict_train.py": "tests/cli/test_predict_commands.py",
     "cli/commands/profile.py": "tests/predictors/test_profiles_*.py",
-    "cli/commands/calibrate.py": "tests/cli/test_calibrate_command.py",
     "cli/commands/profile_costs.py": "tests/predictors/test_costs_fit.py",
     "cli/commands/profile_run.py": "tests/harness/engine/torch/test_paged_profile.py",
     "cli/commands/report.py": "tests/reports/test_reports_command.py",
