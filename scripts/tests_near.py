@@ -48,7 +48,6 @@ EXCEPTIONS = {
     "cli/commands/predict_eval.py": "tests/cli/test_predict_commands.py",
     "cli/commands/predict_train.py": "tests/cli/test_predict_commands.py",
     "cli/commands/profile.py": "tests/predictors/test_profiles_*.py",
-    "cli/commands/calibrate.py": "tests/cli/test_calibrate_command.py",
     "cli/commands/profile_costs.py": "tests/predictors/test_costs_fit.py",
     "cli/commands/profile_run.py": "tests/harness/engine/torch/test_paged_profile.py",
     "cli/commands/report.py": "tests/reports/test_reports_command.py",
@@ -138,6 +137,11 @@ EXCEPTIONS = {
     "harness/experiments/backends/server_profile.py": (
         "tests/harness/servers/launch/test_backends_profile.py"
     ),
+    "harness/validation/calibration/base_profile.py": "tests/cli/test_calibrate_command.py",
+    "harness/validation/calibration/calibrate_server.py": "tests/cli/test_calibrate_command.py",
+    "harness/validation/calibration/equations.py": (
+        "tests/harness/validation/calibration/test_calibrate.py"
+    ),
     "harness/validation/replay/snapped_replay.py": (
         "tests/harness/validation/calibration/test_calibrate.py"
     ),
@@ -158,10 +162,12 @@ EXCEPTIONS = {
     "predictors/model_config.py": "tests/predictors/test_published_*.py",
     "predictors/model_facts.py": "tests/cli/test_model_command.py",
     "predictors/profiles/calibration.py": "tests/harness/validation/calibration/test_calibrate.py",
+    "predictors/profiles/scope.py": "tests/harness/validation/calibration/test_calibrate.py",
     "predictors/profiles/data_parallel.py": "tests/predictors/test_experts.py",
     "predictors/profiles/from_aiconfigurator.py": "tests/predictors/test_profiles_importers.py",
     "predictors/profiles/from_projects.py": "tests/predictors/test_profiles_importers.py",
     "predictors/profiles/from_vidur.py": "tests/predictors/test_profiles_importers.py",
+    "predictors/scaled.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "predictors/stretches.py": "tests/predictors/test_profiles_*.py",
     "reports/compare/loadgen.py": "tests/reports/test_exports.py",
     "reports/pages/accuracy_page.py": "tests/harness/validation/test_accuracy.py",

@@ -136,7 +136,7 @@ def _of_files(
         )
     logs = _logs(path, cell)
     server = settings.server or logs[0].engine.server
-    usual = server if server in SYSTEMS else DEFAULT_SYSTEM
+    usual = server if server is not None and server in SYSTEMS else DEFAULT_SYSTEM
     return calibrate_logs(
         logs,
         base_profile(base, logs[0].engine),

@@ -17,8 +17,7 @@ from ..options.from_schema import with_options
 from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
 from ..output.console import print_result, text_table
 from ..output.progress import phase
-from .calibrate import EXAMPLES as CALIBRATES
-from .calibrate import calibrate
+from .calibrate import EXAMPLES, calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
@@ -39,6 +38,7 @@ _IMPORTS = (
     "--out llama-2-70b.toml",
 )
 _SHOWS = ("slo-bench profile show 4090.toml", "slo-bench profile show 4090.toml --json")
+_CALIBRATES = [example.replace(" calibrate ", " profile calibrate ") for example in EXAMPLES]
 _FITS = (
     "slo-bench profile fit 4090.toml",
     "slo-bench profile fit 4090.toml --dry-run --json",
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 
 app.command("run", epilog=epilog(RUNS))(profile_run)
-app.command("calibrate", epilog=epilog(CALIBRATES))(calibrate)
+app.command("calibrate", epilog=epilog(_CALIBRATES))(calibrate)
 
 
 @app.command("import", epilog=epilog(_IMPORTS))

@@ -166,7 +166,7 @@ def linear_curve(profile: Profile) -> Curve:
                 f"the profile of {profile.label} has no all-reduce: its tables hold the work of "
                 "one GPU alone. Measure the link between the GPUs and give its bandwidth and "
                 "latency, for example --peer-link 16gb/s@20us with `slo-bench profile import` (or "
-                "validate, profile calibrate), or [link.peer] in the file"
+                "validate, calibrate), or [link.peer] in the file"
             )
         shape = profiled_model(profile)
         token_bytes = 2 * (tp - 1) / tp * shape.hidden * SIXTEEN_BIT_BYTES

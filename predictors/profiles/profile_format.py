@@ -14,10 +14,10 @@ import json
 import math
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ _NESTED = (
     *("calibration", "front_end", "scope"),
 )
 Words = NDArray[np.str_]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
     links = _section(header, content, "link")
     sources = content.pop("source", [])
     device = content.pop("device", None)
-    kinds = {"calibration": Calibration, "front_end": FrontEnd, "scope": Scope}
-    learned = {name: content.pop(name, None) for name in kinds}
+    learned = {name: content.pop(name, None) for name in ("calibration", "front_end", "scope")}
     if content.get("model_file"):
         content["model_file"] = str(header.parent / str(content["model_file"]))
     plain = {f.name for f in dataclasses.fields(Profile)} - set(_NESTED)
@@ -284,13 +284,19 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
             fits={name: _fitted(entry) for name, entry in fits.items()},
             links={name: MeasuredLink(**entry) for name, entry in links.items()},
             device=None if device is None else MeasuredDevice(**device),
-            **{n: None if e is None else kinds[n].read(e) for n, e in learned.items()},
+            calibration=_learned(learned["calibration"], Calibration.read),
+            front_end=_learned(learned["front_end"], FrontEnd.read),
+            scope=_learned(learned["scope"], Scope.read),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
     if profile.tp < 1:
         raise FileFormatError(header, None, f"tp must be at least 1 but is {profile.tp}")
     return profile
+
+
+def _learned(entry: dict[str, Any] | None, read: Callable[[dict[str, Any]], Read]) -> Read | None:
+    return None if entry is None else read(entry)
 
 
 def _section(header: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:

@@ -91,6 +91,11 @@ def test_log_alone_begins_with_operators_of_its_model(tmp_path):
     place = placed(PlacementSpec("llama-3.1-8b", "rtx-4090", tp=1, profile=str(out)).settled)
     assert place.placement.num_gpu_blocks == 399  # of which one holds nothing
     assert "calibrated on" in place.step_time.provenance
+    words = ["run", "--profile", out, "--system", "vllm", "--rates", "30", "--requests", "20"]
+    ran = CliRunner().invoke(app, [*map(str, words), "--seeds", "1", "--no-report",
+                                   "--out", str(tmp_path / "run")])  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    assert "outside the scope of here.toml (in brackets): 30 req/s (8.98)" in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,8 @@ def _measured_blocks(profile: Profile | None, spec: PlacementSpec) -> int | None
     learned = None if profile is None else profile.calibration
     if learned is None or not (learned.num_gpu_blocks and learned.block_size):
         return None
-    return max(1, (learned.num_gpu_blocks - 1) * learned.block_size // spec.block_size)
+    tokens = (learned.num_gpu_blocks - 1) * learned.block_size
+    return max(1, tokens // int(spec.block_size))
 
 
 def _mapped(spec: PlacementSpec, even: Placement) -> Placed:

@@ -37,15 +37,15 @@ def base_profile(options: BaseOptions, settings: EngineSettings) -> Profile:
             if getattr(options, name) is not None:
                 raise SloBenchError(f"{name} is that of the profile; leave --{name} out")
         return with_peer_link(read_profile(options.profile), options.peer_link)
-    name = options.model or (settings.model and catalogue_name(settings.model))
-    if not name:
+    served_name = options.model or (settings.model and catalogue_name(settings.model))
+    if not served_name:
         raise SloBenchError("the log does not tell its model; name it with --model M")
     if options.gpu is None:
         raise SloBenchError(
             "name the GPU that served the log (--gpu G), or give a profile to begin with "
             "(--profile FILE)"
         )
-    served = model(name)
+    served = model(served_name)
     profile = Profile(
         served.name,
         gpu(options.gpu).name,

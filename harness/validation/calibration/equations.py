@@ -48,8 +48,14 @@ class Equations:
 
     def rows(self, chosen: Mask) -> Equations:
         """The equations of these spans."""
-        columns = (self.factored_s, self.rest_s, self.real_s, self.late, self.longer_prompt)
-        return Equations(*(column[chosen] for column in columns), steps=self.steps)
+        return Equations(
+            self.factored_s[chosen],
+            self.rest_s[chosen],
+            self.real_s[chosen],
+            self.late[chosen],
+            self.longer_prompt[chosen],
+            self.steps,
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Equations]) -> Equations:

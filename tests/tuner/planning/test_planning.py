@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from reference.examples import examples
+from reference.logs import PROFILE
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
+from slo_bench.predictors.profiles.profile_format import write_profile
 from slo_bench.reports.pages.plan_page import (
     confirmed_lines,
     decided_lines,
@@ -598,3 +600,20 @@ def test_plan_simulates_the_named_server(monkeypatch):
     CliRunner().invoke(app, ["plan", "--rate", "1", "--server-version", "0.11"])
     [experiment] = experiments
     assert experiment.server_version == ("0.11",)
+
+
+def test_plans_use_a_profile_on_its_gpu_and_tp_alone(tmp_path):
+    header = str(write_profile(PROFILE, tmp_path / "p.toml"))
+    experiment = Experiment(
+        systems=["vllm"], model="llama-3.1-8b", workload="sharegpt", profile=header
+    )
+    prices = PriceList(
+        basis="mine", date="2026-01-01", usd_per_gpu_hour={"rtx-4090": 0.4, "l40s": 1.0}
+    )
+    every, _ = offers(experiment, 1.0, prices=prices)
+    profiles = {
+        (offer.gpu, offer.tp): next(offer.shapes(1)).experiment(experiment, 1.0).profile
+        for offer in every
+    }
+    assert profiles.pop(("rtx-4090", 1)) == (header,)
+    assert set(profiles.values()) == {(None,)}

@@ -204,7 +204,7 @@ def test_profile_calibrate_command_writes_a_profile(tmp_path):
     )
     assert read_profile(out).calibration is not None
     invocation = runner.invoke(app, arguments)
-    assert "factor on linear layers" in invocation.stdout
+    assert "factor on step times" in invocation.stdout
     assert "in-sample" in invocation.stdout
     invocation = runner.invoke(app, ["profile", "show", str(out)])
     assert "calibrated" in invocation.stdout
