@@ -173,10 +173,10 @@ class Gamma(RenewalProcess):
     def __post_init__(self) -> None:
         if (self.cv is None) == (self.shape is None):
             raise SloBenchError("gamma takes either cv or shape, as in gamma(cv=2)")
-        least, most = (0.001, 100) if self.shape is None else (1e-4, 1e6)
-        if not least <= (value := self.shape if self.cv is None else self.cv) <= most:
-            name = "cv" if self.shape is None else "shape"
-            raise SloBenchError(f"gamma {name} must lie in {least:g}..{most:g} but is {value:g}")
+        if self.cv is not None and not 0.001 <= self.cv <= 100:
+            raise SloBenchError(f"gamma cv must lie in 0.001..100 but is {self.cv:g}")
+        if self.shape is not None and not 1e-4 <= self.shape <= 1e6:
+            raise SloBenchError(f"gamma shape must lie in 0.0001..1,000,000 but is {self.shape:g}")
 
     def gaps(self, n: int, rng: Rng) -> Floats:
         shape = self.shape or 1 / (self.cv or 1.0) ** 2
