@@ -69,7 +69,7 @@ def calibrate(
     """Learn step times, front end and KV room from a log, a run or a running server.
 
     Each half of it in time is judged by what the other half tells; the answer says how good the
-    profile is for these loads. `run`, `capacity` and `plan` take it with --profile FILE.
+    profile is for these loads. run, capacity and plan take it with --profile FILE.
     """
     from ...harness.validation.calibration.base_profile import BaseOptions
     from ...predictors.profiles.profile_format import write_profile
@@ -132,7 +132,7 @@ def _of_files(
         from ...harness.validation.calibration.calibrate_table import calibrate_table
 
         return calibrate_table(
-            path, base_profile(base, EngineSettings()), date=_today(), progress=shown
+            path, base_profile(base, EngineSettings()), day=_today(), progress=shown
         )
     logs = _logs(path, cell)
     server = settings.server or logs[0].engine.server
@@ -142,7 +142,7 @@ def _of_files(
         base_profile(base, logs[0].engine),
         engine or logs[0].engine.system or usual,
         overrides=settings,
-        date=_today(),
+        day=_today(),
         progress=shown,
     )
 
@@ -241,7 +241,7 @@ def _of_server(
         experiment, _ = seen_experiment(server, Given({"model": model}), folder)
         spec, file = served_model(model, folder / "model.json")
         calibrated = calibrate_server(
-            server, spec, file, experiment, folder, date=_today(), progress=shown
+            server, spec, file, experiment, folder, day=_today(), progress=shown
         )
         if not file:
             return calibrated

@@ -98,8 +98,8 @@ def _uses(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, Range]:
                 ("expected_output_tokens", "output_tokens"),
             ):
                 low, high = middle_range(requests[column].to_numpy(dtype=np.float64))
-                least, most = uses.get(name, (low, high))
-                uses[name] = min(low, least), max(high, most)
+                lowest, highest = uses.get(name, (low, high))
+                uses[name] = min(low, lowest), max(high, highest)
     return uses
 
 

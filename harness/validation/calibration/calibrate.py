@@ -122,7 +122,7 @@ def calibrate(
     *,
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
-    date: str = "",
+    day: str = "",
     progress: Progress = lambda line: None,
 ) -> Calibrated:
     """Learn from `logs` of a machine what `profile` lacks; what it had learned is replaced, and a
@@ -130,7 +130,7 @@ def calibrate(
 
     Factors on linear layers (without tables: on steps); the front end, where logs are those of
     clients; the number of KV blocks, where a log does not tell it and blocks ran out: the one whose
-    replay agrees best. Arguments are those of `validate`; `date` goes into the profile's scope.
+    replay agrees best. Arguments are those of a validation; `day` goes into the profile's scope.
 
     Raises:
         SloBenchError: the profile has no step times, or a replay does not come near its log.
@@ -144,15 +144,15 @@ def calibrate(
     recorded = [_recorded(log, bare, engine, settings, host_s, notes, progress) for log in logs]
     of_client = any(log.of_client for log in logs)
     begin = _Learned(np.ones(len(KNOTS)), front_end(server) if of_client else None)
-    found, disagreeing = _first(recorded, begin)
-    latest = learned = _learned(recorded, found, begin, begin, None, progress)
+    spans, disagreeing = _first(recorded, begin)
+    latest = learned = _learned(recorded, spans, begin, begin, None, progress)
     for _ in range(_ROUNDS):
-        again, fewer = _found(recorded, latest)
+        again, fewer = _equations_of(recorded, latest)
         if fewer > disagreeing + _WORSE:
             break
         previous, latest = latest, _learned(recorded, again, begin, latest, None, progress)
         if fewer <= disagreeing:
-            found, disagreeing, learned = again, fewer, latest
+            spans, disagreeing, learned = again, fewer, latest
         if latest.is_near(previous):
             break
     notes += _doubts(disagreeing)
@@ -165,13 +165,13 @@ def calibrate(
         tokens=KNOTS,
         factors=tuple(round(float(f), 4) for f in learned.factors),
         requests=sum(len(log) for log in logs),
-        steps=found.steps,
+        steps=spans.steps,
         digests=tuple(log.digest for log in logs),
         num_gpu_blocks=blocks.pop() if len(blocks) == 1 else 0,
         block_size=sizes.pop() if len(sizes) == 1 else 0,
         before_percent=before,
         after_percent=after,
-        held_out_percent=_held_out(recorded, found, begin, learned, progress),
+        held_out_percent=_held_out(recorded, spans, begin, learned, progress),
     )
     if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
         notes.append(
@@ -187,7 +187,7 @@ def calibrate(
         bare,
         calibration=calibration,
         front_end=learned.front_end,
-        scope=dataclasses.replace(scope_of(logs), server=server_text(server), date=date),
+        scope=dataclasses.replace(scope_of(logs), server=server_text(server), date=day),
     )
     return Calibrated(result, calibration, tuple(notes))
 
@@ -281,7 +281,7 @@ def _recorded(
     return _Recorded(log, replay, blocks or 0)
 
 
-def _found(recorded: Sequence[_Recorded], learned: _Learned) -> tuple[Equations, float]:
+def _equations_of(recorded: Sequence[_Recorded], learned: _Learned) -> tuple[Equations, float]:
     """Equations of all logs, and the share of events that disagree."""
     parts, disagreements, events = [], 0, 0
     for entry in recorded:
@@ -301,20 +301,20 @@ def _found(recorded: Sequence[_Recorded], learned: _Learned) -> tuple[Equations,
 def _first(recorded: Sequence[_Recorded], begin: _Learned) -> tuple[Equations, float]:
     """Equations with the latency of the front end with which fewest events disagree."""
     if begin.front_end is None:
-        return _found(recorded, begin)
+        return _equations_of(recorded, begin)
     tried = [
-        _found(
+        _equations_of(
             recorded,
             begin._replace(front_end=dataclasses.replace(begin.front_end, latency_s=latency_s)),
         )
         for latency_s in _FIRST_S
     ]
-    return min(tried, key=lambda found: found[1])
+    return min(tried, key=lambda pair: pair[1])
 
 
 def _learned(
     recorded: Sequence[_Recorded],
-    found: Equations,
+    spans: Equations,
     begin: _Learned,
     latest: _Learned,
     late: bool | None,
@@ -324,7 +324,7 @@ def _learned(
 
     `begin` is what stands where they tell nothing, `latest` what was learned before.
     """
-    factors = (found if late is None else found.rows(found.late == late)).solved()
+    factors = (spans if late is None else spans.rows(spans.late == late)).solved()
     if begin.front_end is None:
         return _Learned(factors, None)
     progress("learning the front end")
@@ -376,7 +376,7 @@ def _mean_errors(recorded: Sequence[_Recorded], learned: _Learned) -> dict[str, 
 
 def _held_out(
     recorded: Sequence[_Recorded],
-    found: Equations,
+    spans: Equations,
     begin: _Learned,
     whole: _Learned,
     progress: Progress,
@@ -384,20 +384,20 @@ def _held_out(
     """The largest error of each metric on either half of a log by what the other halves tell, in
     percent: of mean, p50, p90, and of p99 with 100 requests; empty where halves are too short.
     """
-    if min((found.late == late).sum() for late in (False, True)) < _LEAST_SPANS:
+    if min((spans.late == late).sum() for late in (False, True)) < _LEAST_SPANS:
         return {}
     worst: dict[str, float] = {}
     for late in (False, True):
-        learned = _learned(recorded, found, begin, whole, not late, progress)
+        learned = _learned(recorded, spans, begin, whole, not late, progress)
         for entry in recorded:
             real, simulated = latencies_of(entry.log), entry.latencies(entry.with_learned(learned))
             for metric in METRICS:
-                rows = entry.half(late, metric)
-                if rows.sum() < _LEAST_JUDGED:
+                judged = entry.half(late, metric)
+                if judged.sum() < _LEAST_JUDGED:
                     continue
-                figures = statistics(simulated[metric][rows])
-                for name, real_s in statistics(real[metric][rows]).items():
-                    if real_s > 0 and (name != "p99" or rows.sum() >= _LEAST_OF_P99):
+                figures = statistics(simulated[metric][judged])
+                for name, real_s in statistics(real[metric][judged]).items():
+                    if real_s > 0 and (name != "p99" or judged.sum() >= _LEAST_OF_P99):
                         off = 100 * abs(figures[name] / real_s - 1)
                         worst[metric] = max(worst.get(metric, 0.0), round(off, 2))
     return worst

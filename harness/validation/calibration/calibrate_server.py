@@ -37,7 +37,7 @@ def calibrate_server(
     experiment: Experiment,
     folder: Path,
     *,
-    date: str = "",
+    day: str = "",
     progress: Callable[[str], None] = lambda line: None,
 ) -> Calibrated:
     """Learn a profile from what was seen of a server, and judge each half of the time by the other.
@@ -48,13 +48,13 @@ def calibrate_server(
         model_file: file of the model, where no catalogue has it.
         experiment: the server's settings, and requests like those that it had.
         folder: for files of the simulations.
-        date: of the calibration.
+        day: of the calibration.
         progress: called with what goes on.
 
     Raises:
         SloBenchError: too little was seen, or it cannot be simulated.
     """
-    profile = observed_profile(server, spec, model_file, date=date)
+    profile = observed_profile(server, spec, model_file, day=day)
     learned = profile.calibration
     assert learned is not None
     progress("simulating the load that was seen")
@@ -66,16 +66,16 @@ def calibrate_server(
         for windows in (server.windows[:middle], server.windows[middle:])
     ]
     with suppress(SloBenchError):  # a half has too few windows with requests
-        for seen, other in (halves, halves[::-1]):
+        for source, other in (halves, halves[::-1]):
             progress("judging each half by the other")
-            for name, off in _errors(seen, other, spec, model_file, experiment, folder).items():
+            for name, off in _errors(source, other, spec, model_file, experiment, folder).items():
                 worst[name] = max(worst.get(name, 0.0), abs(off))
     learned = dataclasses.replace(learned, after_percent=after, held_out_percent=worst)
     return Calibrated(dataclasses.replace(profile, calibration=learned), learned, server.notes)
 
 
 def observed_profile(
-    server: ObservedServer, spec: ModelSpec, model_file: str, *, date: str = ""
+    server: ObservedServer, spec: ModelSpec, model_file: str, *, day: str = ""
 ) -> Profile:
     """Step times, front end and scope of what was seen.
 
@@ -99,7 +99,7 @@ def observed_profile(
     running = [window.after.figures.get("running", 0.0) for window in server.windows]
     scope = Scope(
         engine if engine in NEWEST else "",
-        date,
+        day,
         rate_rps=_range(rates_rps),
         prompt_tokens=_range(server.lengths("prompt").at(np.array([0.01, 0.99])).tolist()),
         output_tokens=_range(server.lengths("output").at(np.array([0.01, 0.99])).tolist()),
@@ -127,15 +127,15 @@ def _range(values: list[float]) -> Range:
 
 
 def _errors(
-    seen: ObservedServer,
+    source: ObservedServer,
     judged: ObservedServer,
     spec: ModelSpec,
     model_file: str,
     experiment: Experiment,
     folder: Path,
 ) -> dict[str, float]:
-    """Errors of the means of `judged` by what `seen` tells, in percent."""
-    header = write_profile(observed_profile(seen, spec, model_file), folder / "seen.toml")
+    """Errors of the means of `judged` by what `source` tells, in percent."""
+    header = write_profile(observed_profile(source, spec, model_file), folder / "seen.toml")
     rows = folder / "judged.jsonl"
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in judged.trace()), "utf-8")
     [cell] = plan(experiment.model_copy(update={"profile": (str(header),)})).cells

@@ -34,7 +34,7 @@ _ROUNDS = 6
 
 
 def calibrate_table(
-    file: Path, profile: Profile, *, date: str = "", progress: Progress = lambda line: None
+    file: Path, profile: Profile, *, day: str = "", progress: Progress = lambda line: None
 ) -> Calibrated:
     """Learn two factors of `profile` from the rows of `file` that are of its model and GPU.
 
@@ -59,7 +59,7 @@ def calibrate_table(
     server = measured_server(rows[0].case)
     scope = Scope(
         server_text(server),
-        date,
+        day,
         prompt_tokens=_range(loads, lambda load: load.prompt_tokens),
         output_tokens=_range(loads, lambda load: load.output_tokens),
         concurrency=_range(loads, lambda load: load.concurrency),

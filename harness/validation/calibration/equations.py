@@ -80,8 +80,10 @@ class Equations:
             return np.concatenate([weight * off_s, differences @ factors, spread])
 
         begin = np.append(np.ones(n), 0.0)
-        least, most = (np.append(np.full(n, f), end) for f, end in ((0.2, -20.0), (5.0, 20.0)))
-        solution = least_squares(residuals, begin, loss="cauchy", bounds=(least, most))
+        bounds = [
+            np.append(np.full(n, f), end) for f, end in ((0.2, -_LATER_MOST), (5.0, _LATER_MOST))
+        ]
+        solution = least_squares(residuals, begin, loss="cauchy", bounds=tuple(bounds))
         return np.asarray(solution.x[:n], dtype=np.float64)
 
 
