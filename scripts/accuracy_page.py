@@ -176,9 +176,9 @@ def _coverage() -> str:
                 coverage(all_residuals, step_time, metric, left_out, kind)
                 for left_out in ("id", "model", "gpu")
             ]
-            known = np.isfinite(all_residuals.logs[there, METRICS.index(metric)]).sum()
-            few = f"{shares[0] * known:.0f} of {known}"
-            is_few = known < LEAST_ROWS
+            count = np.isfinite(all_residuals.logs[there, METRICS.index(metric)]).sum()
+            few = f"{shares[0] * count:.0f} of {count}"
+            is_few = count < LEAST_ROWS
             line.append(few if is_few else ", ".join(f"{share:.0%}" for share in shares))
         rows.append(line)
     return table(("models, step times", *CLOSED), rows)

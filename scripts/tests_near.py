@@ -170,6 +170,8 @@ EXCEPTIONS = {
     "predictors/scaled.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "predictors/stretches.py": "tests/predictors/test_profiles_*.py",
     "reports/compare/loadgen.py": "tests/reports/test_exports.py",
+    "reports/compare/pairing.py": "tests/reports/compare/test_compare_runs.py",
+    "reports/compare/rate_lead.py": "tests/reports/terminal/test_run_answer.py",
     "reports/pages/accuracy_page.py": "tests/harness/validation/test_accuracy.py",
     "reports/pages/capacity_page.py": "tests/tuner/capacity/test_capacity_*.py",
     "reports/pages/placement_page.py": "tests/cli/test_tune_placement.py",

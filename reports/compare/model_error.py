@@ -78,11 +78,11 @@ def error_draws(row: Mapping[str, Any], column: str) -> ErrorDraws | None:
 
 def mean_draws(draws: Sequence[ErrorDraws | None]) -> ErrorDraws | None:
     """The means of one figure over seeds; None where one has no draws, or another basis."""
-    known = [seed_draws for seed_draws in draws if seed_draws is not None]
-    if not known or len({(d.source, len(d.values)) for d in known}) > 1 or len(known) < len(draws):
+    drawn = [seed_draws for seed_draws in draws if seed_draws is not None]
+    if not drawn or len({(d.source, len(d.values)) for d in drawn}) > 1 or len(drawn) < len(draws):
         return None
-    values: Floats = np.mean([seed_draws.values for seed_draws in known], axis=0)
-    return replace(known[0], values=values)
+    values: Floats = np.mean([seed_draws.values for seed_draws in drawn], axis=0)
+    return replace(drawn[0], values=values)
 
 
 def rate_draws(by_rate: Mapping[float, ErrorDraws | None], target: float) -> ErrorDraws | None:

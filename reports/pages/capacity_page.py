@@ -126,7 +126,8 @@ def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
 def search_cells(row: Row, cells: pd.DataFrame) -> pd.Series[bool]:
     """Which cells are runs of the search of a row."""
     in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
-    return in_search & (cells["folder"] == row.get("folder", 0))
+    searched: pd.Series[bool] = in_search & (cells["folder"] == row.get("folder", 0))
+    return searched
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:

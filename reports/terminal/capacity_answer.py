@@ -137,7 +137,7 @@ def _by_error(row: Row, cells: pd.DataFrame) -> ErrorDraws | None:
     searched = cells[search_cells(row, cells)]
     by_rate = {
         float(str(rate)): mean_draws(
-            [error_draws(cell, "attainment") for _, cell in level.iterrows()]
+            [error_draws(dict(cell), "attainment") for _, cell in level.iterrows()]
         )
         for rate, level in searched.groupby("rate_rps")
     }

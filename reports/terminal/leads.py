@@ -146,9 +146,8 @@ def lead_over_seeds(a: BySeed, b: BySeed) -> Lead:
 
 def reality_text(in_reality: Mapping[str, bool | None], n_others: int) -> str:
     """Sentences on which leads over others hold in reality; empty where that is not known."""
-    held, inside = (
-        [n for n, known in in_reality.items() if known is sign] for sign in (True, False)
-    )
+    held = [name for name, verdict in in_reality.items() if verdict]
+    inside = [name for name, verdict in in_reality.items() if verdict is False]
     if held and len(held) == n_others:
         return f" The lead {HOLDS}."
     texts = [f"over {listed(held)} {HOLDS}"] if held else []

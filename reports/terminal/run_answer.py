@@ -116,18 +116,18 @@ class _Leads:
         names = series_names(cells)
         values = values_by_seed(cells, measure)
         order = {name: values[name] for name in names if name in values}
-        known = error_is_known(order)
+        is_known = error_is_known(order)
 
         @cache
         def lead(a: str, b: str) -> Lead:
-            judged = judge.lead(facet, a, b) if known else None
+            judged = judge.lead(facet, a, b) if is_known else None
             return judged or lead_over_seeds(order[a], order[b])
 
         groups = groups_of_leads(order, lambda a, b: lead(a, b).is_level)
-        others = [*chain(*groups[1:])] if known else []
+        others = [*chain(*groups[1:])] if is_known else []
         in_reality = {name: lead(groups[0][0], name).in_reality for name in others}
         without = [name for name in names if name not in values]  # no valid cell
-        return cls([*groups, without] if without else groups, known, in_reality)
+        return cls([*groups, without] if without else groups, is_known, in_reality)
 
 
 def _row(

@@ -41,7 +41,7 @@ class ToldPlan:
 
     ladder: str
     setting: Setting
-    told: float
+    probability: float
     held: bool
 
 
@@ -79,7 +79,7 @@ def told_plans(
     measured: Mapping[str, Sequence[LadderStep]], residuals: Residuals, left_out: str
 ) -> list[ToldPlan]:
     """The plans of ladders for each SLO; `left_out` is a column of residuals (model, gpu)."""
-    plans = []
+    plans: list[ToldPlan] = []
     values = {getattr(steps[0].setting, left_out) for steps in measured.values()}
     for value in sorted(values):
         others = residuals.kept(~residuals.having(left_out, value))
@@ -97,9 +97,9 @@ def _plans_of(name: str, steps: Sequence[LadderStep], residuals: Residuals) -> I
             spread = residuals.spread(step.setting, _JOINT)
             if (step.predicted_s <= bounds_s).all() and spread is not None:
                 likely_s = np.exp(spread.logs[:, :2]) * _under_load(steps, step, spread.logs[:, 2])
-                told = spread.share((likely_s <= bounds_s).all(axis=1))
+                probability = spread.share(np.all(likely_s <= bounds_s, axis=1))
                 held = bool((step.measured_s <= bounds_s).all())
-                yield ToldPlan(name, step.setting, told, held)
+                yield ToldPlan(name, step.setting, probability, held)
             break
 
 
@@ -118,7 +118,11 @@ def reliability(plans: Iterable[ToldPlan]) -> list[tuple[float, float, int, int,
     """For each bucket of `EDGES`: its ends, plans, ladders, and the share of plans that held."""
     table = []
     for low, high in pairwise(EDGES):
-        inside = [plan for plan in plans if low <= plan.told and (plan.told < high or high == 1)]
+        inside = [
+            plan
+            for plan in plans
+            if low <= plan.probability and (plan.probability < high or high == 1)
+        ]
         held = float(np.mean([plan.held for plan in inside])) if inside else float("nan")
         table.append((low, high, len(inside), len({plan.ladder for plan in inside}), held))
     return table

@@ -78,10 +78,10 @@ def test_plan_is_the_highest_load_that_is_predicted_to_keep_the_slo():
     plans = told_plans(measured, all_residuals, "model")
     # TTFT of 0.5 s (4 clients) and of 1 s (8), each with five bounds of TPOT, which all keep. The
     # bounds that the highest load keeps make no plan, nor those that the lowest misses.
-    assert [(plan.told, plan.held) for plan in plans] == [(1.0, True)] * 10
+    assert [(plan.probability, plan.held) for plan in plans] == [(1.0, True)] * 10
     off = residuals_of([*mine, *others(0.2)])
-    told = [(plan.told, plan.held) for plan in told_plans(measured, off, "model")]
-    assert told == [(1.0, True)] * 5 + [(0.5, True)] * 5  # 0.4 s with 22 %, 0.9 s without
+    shares = [(plan.probability, plan.held) for plan in told_plans(measured, off, "model")]
+    assert shares == [(1.0, True)] * 5 + [(0.5, True)] * 5  # 0.4 s with 22 %, 0.9 s without
 
 
 def test_slower_servers_of_an_open_loop_have_the_queue_of_a_higher_rate():
@@ -89,12 +89,12 @@ def test_slower_servers_of_an_open_loop_have_the_queue_of_a_higher_rate():
     all_residuals = residuals_of([*steps, *others(0.05)])
     measured = ladders([m for m, _ in steps], all_residuals, KERNELS)
     plans = told_plans(measured, all_residuals, "model")
-    assert {plan.told for plan in plans} == {0.5}  # of 5 % either way one is beyond the knee
+    assert {plan.probability for plan in plans} == {0.5}  # of 5 % either way one is beyond the knee
 
 
 def test_reliability_counts_plans_and_ladders_by_what_they_were_told():
-    told = ((0.3, False), (0.8, True), (0.9, False), (0.95, True), (1.0, True))
-    plans = [ToldPlan(f"ladder {n // 2}", None, p, held) for n, (p, held) in enumerate(told)]
+    outcomes = ((0.3, False), (0.8, True), (0.9, False), (0.95, True), (1.0, True))
+    plans = [ToldPlan(f"ladder {n // 2}", None, p, held) for n, (p, held) in enumerate(outcomes)]
     table = reliability(plans)
     assert [row[:4] for row in table] == [
         (0.0, 0.5, 1, 1),
@@ -113,6 +113,8 @@ def test_of_plans_told_eighty_percent_or_more_eighty_percent_hold(step_time, lef
     measured = ladders(measurements, residuals(), step_time)
     plans = told_plans(measured, residuals(), left_out)
     for kind in ("dense", "experts"):
-        held = [plan.held for plan in plans if plan.told >= 0.8 and plan.setting.kind == kind]
+        held = [
+            plan.held for plan in plans if plan.probability >= 0.8 and plan.setting.kind == kind
+        ]
         assert len(held) > 200
         assert np.mean(held) >= 0.8
