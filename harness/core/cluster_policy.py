@@ -141,8 +141,8 @@ class ClusterView(Protocol):
 
     def kept(self, value: Callable[[Instance], float], role: str | None = None) -> Floats:
         """`value` of each of `up`, or of `role(role)`, in order. It is called again only for
-        instances of which `snapshot`, `inbox`, `n_requests` or `kv_manager` may have changed, and
-        may read no more than these and constants: so a router can read hundreds of instances.
+        instances of which snapshot, inbox, number of requests or KV cache manager may have changed,
+        and may read no more than these and constants: so a router can read hundreds of instances.
         """
 
     @property

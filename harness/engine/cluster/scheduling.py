@@ -97,7 +97,7 @@ class InstanceRunner:
         self._note_changed(instance.device_group)
 
     def touch(self, instance: LazyInstance) -> None:
-        """What its `snapshot`, its `inbox` or its KV cache manager shows may be something else."""
+        """What its snapshot, its inbox or its KV cache manager shows may be something else."""
         if not instance.touched:
             instance.touched = True
             self.touched.append(instance)
