@@ -88,7 +88,7 @@ def test_probability_of_meeting_is_by_the_queue_of_a_slower_server(cell):
     as_fast = share_that_keeps(spec, workload, result, row, 0.9, lambda _: (workload, result))
     assert speeds == sorted(speeds, reverse=True)
     assert all(speed < 1 for speed in speeds)
-    assert keeps < min(as_fast, 1 - len(speeds) / 6 + 0.02)  # the slower parts fail
+    assert keeps < min(as_fast, 1 - len(speeds) / 6 + 0.05)  # the slower parts fail
 
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
