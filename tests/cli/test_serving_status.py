@@ -57,6 +57,7 @@ def test_serving_display_without_terminal_prints_a_line_after_requests(
     answering, monkeypatch, capsys
 ):
     monkeypatch.setattr(serving, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(serving, "_LIMIT_S", 60.0)
     monkeypatch.setattr("slo_bench.cli.output.progress.LINE_EVERY_S", 0.0)
     figures = dict(IDLE)
     with serving_display([saying(answering, figures)]) as look:
@@ -78,6 +79,7 @@ def test_serving_display_without_terminal_forgets_what_was_when_servers_are_idle
         yield lambda description: texts.append(description)
 
     monkeypatch.setattr(serving, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(serving, "_LIMIT_S", 60.0)
     monkeypatch.setattr(serving, "display", display)
     figures = dict(BUSY)
     with serving_display([saying(answering, figures)]) as look:

@@ -138,6 +138,7 @@ def test_functools_caches_hold_no_user_file():
         "predictors/profiles/step_time_table.py",  # look-ups by a grid's values
         "predictors/step_time.py",
         "reports/pages/document.py",
+        "reports/terminal/run_answer.py",  # within one answer
         "workloads/extras.py",  # what pip knows of the package
         "workloads/fetch.py",
         "workloads/source.py",

@@ -107,7 +107,7 @@ class Builder:
         samples = max(_LEAST_SAMPLES, _SAMPLES * _MANY // count)
         span_s, self._most_samples = workload.span_s, math.inf
         if workload.concurrency is not None:  # no shorter, perhaps much longer
-            client_tokens = float(workload.output_tokens.sum()) / workload.concurrency
+            client_tokens = float(workload.output_tokens.sum()) / max(1, workload.concurrency)
             span_s, self._most_samples = client_tokens * _LEAST_STEP_S, samples
         self._sample_s = max(span_s, 1.0) / samples
         if role.step_time is not None:

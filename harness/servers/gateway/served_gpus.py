@@ -215,7 +215,7 @@ class ServedGpus(PlacedModels[ServedInstance]):
 
     def refuse(self, r: RequestState, why: str) -> None:
         """End `r`, which waits here, with status 503."""
-        self.outcomes.pop(r).set_result(why)
+        self._settle(r, why)
 
     # ---------------------------------------------------------------- requests
 
@@ -281,7 +281,11 @@ class ServedGpus(PlacedModels[ServedInstance]):
         return blocks * kv_manager.block_size
 
     def _go(self, r: RequestState, instance: ServedInstance) -> None:
-        self.outcomes.pop(r).set_result(instance)
+        self._settle(r, instance)
+
+    def _settle(self, r: RequestState, outcome: ServedInstance | str) -> None:
+        if not (future := self.outcomes.pop(r)).cancelled():  # by a client that has just left
+            future.set_result(outcome)
 
     def _removed(self, model_instance: ServedInstance) -> None:
         if model_instance.upstream is not None:  # it has come up

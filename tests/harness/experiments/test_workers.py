@@ -120,7 +120,7 @@ def test_pool_calls_ended_with_the_finished_future():
 
 
 def test_pool_of_no_processes_is_refused():
-    with pytest.raises(SloBenchError, match="at least 1 but is 0"):
+    with pytest.raises(SloBenchError, match="from 1 to 1,024 but is 0"):
         LocalPool(0)
 
 

@@ -12,6 +12,7 @@ import pytest
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import MockConfig, serving
+from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
 
@@ -38,7 +39,7 @@ def run():
             )
             try:
                 truths = server.truths()
-            except OSError:  # it died, as it was told to
+            except SloBenchError:  # it died, as it was told to
                 truths = []
         return measurement, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 

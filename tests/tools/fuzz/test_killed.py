@@ -95,6 +95,7 @@ WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measur
     "harness/engine/torch/tiers.py": "an order, which a step back does not turn round",
     "harness/experiments/experiment.py": "the name of a folder, and when a run was made",
     "workloads/file_cache.py": "whether a file changed lately, beside its time stamps",
+    "cli/commands/calibrate.py": "the date of a profile",
     "tuner/search/trial_leases.py": "signs of life between machines",
 }
 

@@ -130,7 +130,7 @@ def test_lost_pool_fails_no_trial(tmp_path, pool_of):
 
 @pytest.mark.parametrize(
     ("backend", "jobs", "problem"),
-    [("vllm", None, "belong to the machine"), ("simulated", 0, "at least 1")],
+    [("vllm", None, "belong to the machine"), ("simulated", 0, "from 1 to 1,024")],
 )
 def test_tune_in_a_pool_refuses_real_backends(tmp_path, pool_of, backend, jobs, problem):
     experiment = EXPERIMENT.model_copy(update={"backend": backend})
