@@ -80,6 +80,8 @@ class LaunchedBackend:
         if spec.workload.models is not None:
             self._check_models(spec, serve)
             return
+        if server_kind(self.name).loads_folders:
+            check_model(spec.placement.model)
         serve.check(spec.instances)
         if spec.placement.embedder is not None:
             self._check_embedder(spec, serve)
@@ -92,8 +94,6 @@ class LaunchedBackend:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
-        if server_kind(self.name).loads_folders:
-            check_model(spec.placement.model)
 
     def _check_models(self, spec: CellSpec, serve: Serve) -> None:
         check(serve.resolved_system(), self.name)

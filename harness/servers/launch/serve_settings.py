@@ -224,9 +224,9 @@ class Serve(ServerSettings):
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
         """GPUs of each server; empty where a single server may use all."""
-        installation = environment(self.backend)
         if self.own_gpus:
             return [self.own_gpus] * servers
+        installation = environment(self.backend)
         if self.device_map is not None and installation.device == "cuda":
             return [self.device_map.cuda_devices] * servers
         visible = [gpu.uuid for gpu in visible_gpus()]
