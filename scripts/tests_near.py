@@ -139,9 +139,6 @@ EXCEPTIONS = {
     ),
     "harness/validation/calibration/base_profile.py": "tests/cli/test_calibrate_command.py",
     "harness/validation/calibration/calibrate_server.py": "tests/cli/test_calibrate_command.py",
-    "harness/validation/calibration/equations.py": (
-        "tests/harness/validation/calibration/test_calibrate.py"
-    ),
     "harness/validation/replay/snapped_replay.py": (
         "tests/harness/validation/calibration/test_calibrate.py"
     ),
@@ -178,6 +175,7 @@ EXCEPTIONS = {
     "reports/pages/predictor_page.py": "tests/cli/test_predict_commands.py",
     "reports/pages/sensitivity_page.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "reports/terminal/capacity_answer.py": "tests/tuner/capacity/test_capacity_command.py",
+    "reports/terminal/observe_answer.py": "tests/cli/test_observe_command.py",
     "reports/terminal/screen.py": "tests/reports/terminal/test_run_answer.py",
     "scripts/accuracy_page.py": "tests/harness/validation/test_accuracy.py",
     "scripts/aiconfigurator_predictions.py": "tests/harness/validation/test_accuracy.py",
