@@ -11,14 +11,13 @@ its environment (`slo-bench backends install`).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "images" / "terminal"
@@ -63,28 +62,19 @@ def last_screen(command: str, folder: Path) -> str:
     return "\n".join(line.rstrip() for line in shown.stdout.decode().splitlines()).strip() + "\n"
 
 
-def _page_outputs() -> ModuleType:
-    """The script beside this one, which starts what `observe` watches."""
-    spec = importlib.util.spec_from_file_location(
-        "page_outputs", Path(__file__).with_name("page_outputs.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def main() -> None:
     """Write the last screens of the named commands, or of all."""
     if shutil.which("tmux") is None:
         raise SystemExit("tmux is missing: apt-get install tmux")
+    prepared_by_name = importlib.import_module(
+        "page_outputs"
+    ).PREPARED  # the script beside this one
+
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         for name in sys.argv[1:] or COMMANDS:
-            prepared = _page_outputs().PREPARED.get(name, lambda _: contextlib.nullcontext())
+            prepared = prepared_by_name.get(name, lambda _: contextlib.nullcontext())
             with prepared(folder):
                 for command in BEFORE.get(name, ()):
                     if not (folder / command.split()[-1]).exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,10 @@ def metrics_source(url: str, only: Sequence[str], api_key_env: str | None) -> Me
 
 
 def seen_server(
-    source: MetricsSource, duration: float | None, interval: float | None, say: Any
+    source: MetricsSource,
+    duration: float | None,
+    interval: float | None,
+    say: Callable[[str], None],
 ) -> ObservedServer:
     """What was seen of a server in `duration` seconds, read every `interval` seconds.
 

@@ -12,7 +12,7 @@ import typer
 from ...harness.policies.systems import system
 from ...predictors.dtypes import AUTO
 from ...predictors.operators.assembly import is_file
-from ...predictors.profiles.profile_format import read_profile
+from ...predictors.profiles.profile_format import outside_scope
 from ...predictors.profiles.scope import middle_range
 from ...predictors.specs import model
 from ...reports.pages import plan_page
@@ -83,17 +83,13 @@ def _beyond_profile(planned: DeploymentPlan, experiment: ExperimentSchema) -> It
         rate_rps = planned.load.whole_rps
         spec = plan.spec(experiment, rate_rps)
         name = spec.placement.profile
-        if is_file(name) and (scope := read_profile(name).scope) is not None:
+        if is_file(name):
             workload = workload_of(spec)
             lengths = ("prompt_tokens", "output_tokens")
             uses = {side: middle_range(getattr(workload, side)) for side in lengths}
-            per_instance_rps = rate_rps / plan.instances
-            outside = scope.beyond({"rate_rps": (per_instance_rps, per_instance_rps), **uses})
-            if outside:
-                yield (
-                    f"{plan.name}: outside the scope of {Path(name).name} (in brackets): "
-                    f"{'; '.join(outside)}"
-                )
+            uses["rate_rps"] = rate_rps / plan.instances, rate_rps / plan.instances
+            if text := outside_scope(str(name), uses):
+                yield f"{plan.name}: {text}"
 
 
 def _question(planned: DeploymentPlan, experiment: ExperimentSchema) -> str:

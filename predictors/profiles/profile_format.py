@@ -31,7 +31,7 @@ from ...workloads.parsing import parse_toml
 from ...workloads.whole_file import write_whole
 from ..operators.front_end import FrontEnd
 from .calibration import Calibration
-from .scope import Scope, verdict
+from .scope import Range, Scope, verdict
 
 FORMAT = 1
 _NESTED = (
@@ -297,6 +297,18 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
 
 def _learned(entry: dict[str, Any] | None, read: Callable[[dict[str, Any]], Read]) -> Read | None:
     return None if entry is None else read(entry)
+
+
+def outside_scope(file: str, uses: Mapping[str, Range], server: str | None = None) -> str:
+    """What of a use lies outside the loads that the profile of a file was calibrated on, in words;
+    empty where nothing does, or the profile was not calibrated. Arguments are those of
+    `Scope.beyond`.
+    """
+    scope = read_profile(file).scope
+    outside = [] if scope is None else scope.beyond(uses, server)
+    if not outside:
+        return ""
+    return f"outside the scope of {Path(file).name} (in brackets): {'; '.join(outside)}"
 
 
 def _section(header: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:

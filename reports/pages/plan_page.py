@@ -133,7 +133,7 @@ def decided_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     limit = "" if spare is None else f" by more than {max(spare, 0):.0%}"
     return [
         f"cheapest on fitted step times: {', '.join(plan_parts(fitted)[:2])}, "
-        f"{fitted['usd_per_hour']:.2f} USD an hour; it is the cheaper one if steps on {place}, "
+        f"{fitted['usd_per_hour']:.2f} USD an hour; it may be the cheaper one if steps on {place}, "
         f"take longer than estimated{limit}: slo-bench profile run --gpu {first['gpu']} "
         "measures them"
     ]

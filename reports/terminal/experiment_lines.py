@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ...harness.experiments.config.schema import DEFAULT_SEEDS, ExperimentSchema
 from ...harness.experiments.config.setting import listed
 from ...harness.results.read_run import RunResults, detail_file, read_table
 from ...predictors.operators.assembly import is_file
-from ...predictors.profiles.profile_format import read_profile
+from ...predictors.profiles.profile_format import outside_scope
 from ...predictors.profiles.scope import Range, middle_range
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
@@ -72,12 +71,8 @@ def _beyond_profiles(
     }
     for name, server in sorted(named, key=str):
         with contextlib.suppress(SloBenchError):  # a file that has gone since
-            if is_file(name) and (scope := read_profile(name).scope) is not None:
-                outside = scope.beyond(_uses(runs, cells), server)
-                if outside:
-                    yield f"outside the scope of {Path(name).name} (in brackets): " + "; ".join(
-                        outside
-                    )
+            if is_file(name) and (text := outside_scope(name, _uses(runs, cells), server)):
+                yield text
 
 
 def _uses(runs: Sequence[RunResults], cells: pd.DataFrame) -> dict[str, Range]:

@@ -105,9 +105,7 @@ class InstanceRunner:
     def _note_changed(self, device_group: DeviceGroup) -> None:
         for instance in device_group.instances:
             instance.decode_only_until_s = -1.0
-            if not instance.touched:
-                instance.touched = True
-                self.touched.append(instance)
+            self.touch(instance)
         if not device_group.changed:
             device_group.changed = True
             self.changed.append(device_group)

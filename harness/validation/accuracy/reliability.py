@@ -114,7 +114,7 @@ def _under_load(steps: Sequence[LadderStep], step: LadderStep, slower: Floats) -
     return np.stack([np.interp(loads, measured_loads, column) for column in figures.T], axis=1)
 
 
-def reliability(plans: Iterable[ToldPlan]) -> list[tuple[float, float, int, int, float]]:
+def reliability(plans: Sequence[ToldPlan]) -> list[tuple[float, float, int, int, float]]:
     """For each bucket of `EDGES`: its ends, plans, ladders, and the share of plans that held."""
     table = []
     for low, high in pairwise(EDGES):

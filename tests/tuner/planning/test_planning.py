@@ -299,19 +299,19 @@ def test_plan_cheapest_follows_prices():
 
 
 def test_plan_shows_the_cheapest_on_fitted_step_times_beside_an_unfitted_winner():
-    wanted = TargetLoad(rate_rps=4.0, plans=2)
+    load = TargetLoad(rate_rps=4.0, plans=2)
     prices = default_prices().changed({"a10": 1.0, "a100-80g": 3.0, "h100-80g": 7.0})
     kinds = ("h100-80g", "a10", "a100-80g")
     options = PlanOptions(kinds=kinds, prices=prices, runner_of=each_carries_two)
-    planned = plan_cheapest(ASKED, wanted, options)
+    planned = plan_cheapest(ASKED, load, options)
     shown = [(plan.offer.gpu, plan.fitted) for plan in planned.plans]
     assert shown == [("a10", False), ("a10", False), ("a100-80g", True)]
     (line,) = decided_lines(plan_rows(planned))
     assert line.startswith("cheapest on fitted step times: 2 × a100-80g, 2 × tp1, vllm, 6.00 USD")
     assert "if steps on a10, tp 1, take longer than estimated by more than 50%: slo-bench" in line
-    alone = plan_cheapest(ASKED, wanted, replace(options, kinds=("a10",)))
+    alone = plan_cheapest(ASKED, load, replace(options, kinds=("a10",)))
     assert decided_lines(plan_rows(alone)) == ["no plan on fitted step times carries the load"]
-    fitted = plan_cheapest(ASKED, wanted, replace(options, kinds=kinds[::2]))
+    fitted = plan_cheapest(ASKED, load, replace(options, kinds=kinds[::2]))
     assert decided_lines(plan_rows(fitted)) == []
     assert len(fitted.plans) == 2
 

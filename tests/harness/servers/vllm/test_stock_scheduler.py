@@ -83,9 +83,9 @@ class Case:
         for row, r in enumerate(self.requests):
             prompt, output = r["prompt_tokens"], r["output_tokens"]
             shared_blocks = r["shared_tokens"] // BLOCK_SIZE
-            group, own = (1 << 60) + (r["group"] << 32), row << 32
+            group, single = (1 << 60) + (r["group"] << 32), row << 32
             block_hashes = [
-                (group if block < shared_blocks else own) + block
+                (group if block < shared_blocks else single) + block
                 for block in range((prompt + output) // BLOCK_SIZE)
             ]
             instance.inbox.append(
