@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,8 +77,16 @@ def calibrate(
 
     base = BaseOptions(profile, model, gpu, tp, peer_link)
     settings = _settings(overrides, server_version)
+    is_server = "://" in log
+    replayed = {"engine": engine, "cell": cell, "server-version": server_version}
+    replayed |= {name.replace("_", "-"): value for name, value in asdict(overrides).items()}
+    if is_server or _is_table(Path(log)):
+        why = "metrics of a running server are" if is_server else "a closed-loop table is"
+        _check_unused(replayed, f"{why} not replayed")
+    if not is_server:
+        _check_unused({"duration": duration}, "only a running server is watched")
     with changing_line("reading") as shown:
-        if "://" in log:
+        if is_server:
             calibrated = _of_server(log, base, duration, out, shown)
         else:
             calibrated = _of_files(Path(log), base, settings, engine, cell, shown)
@@ -101,6 +109,13 @@ def calibrate(
         f"{calibrated.profile.label}: {calibrated.profile.verdict}.",
         f"slo-bench run --profile {written}",
     )
+
+
+def _check_unused(options: Mapping[str, object], why: str) -> None:
+    """Refuse options that would change nothing."""
+    for name, value in options.items():
+        if value is not None:
+            raise SloBenchError(f"{why}; leave --{name} out")
 
 
 def _settings(overrides: Engine, server_version: str | None) -> EngineSettings:

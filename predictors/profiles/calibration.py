@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...workloads.arrays import Floats
+
+_MOST_FACTOR = 1e3
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,25 @@ class Calibration:
         if isinstance(values.get("held_out_percent"), float):
             values["held_out_percent"] = {"steps": values["held_out_percent"]}
         calibration = cls(**values)
+        for name in ("requests", "steps", "num_gpu_blocks", "block_size"):
+            count = getattr(calibration, name)
+            if type(count) is not int or count < 0:
+                raise ValueError(f"{name} of a calibration must be a whole number from 0 on")
+        for name in ("origin", "digests"):
+            if not all(isinstance(text, str) for text in getattr(calibration, name)):
+                raise ValueError(f"{name} of a calibration must be texts")
+        for name in ("before_percent", "after_percent", "held_out_percent"):
+            if not all(math.isfinite(off) for off in dict(getattr(calibration, name)).values()):
+                raise ValueError(f"{name} of a calibration must be a number for each metric")
         tokens, factors = (
             np.array(v, dtype=np.float64) for v in (calibration.tokens, calibration.factors)
         )
         if not len(tokens) or tokens.shape != factors.shape or (np.diff(tokens) <= 0).any():
             raise ValueError("calibration needs ascending tokens, and a factor for each")
-        if not (tokens[0] >= 1 and np.isfinite(factors).all() and (factors > 0).all()):
-            raise ValueError("factors of a calibration must be above 0, tokens 1 or more")
+        if not (tokens[0] >= 1 and np.isfinite(tokens).all()):
+            raise ValueError("tokens of a calibration must be 1 or more")
+        if not ((factors > 0) & (factors <= _MOST_FACTOR)).all():
+            raise ValueError(f"factors of a calibration must be above 0, at most {_MOST_FACTOR:g}")
         return dataclasses.replace(calibration, tokens=tuple(tokens), factors=tuple(factors))
 
 

@@ -295,7 +295,9 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
     return profile
 
 
-def _learned(entry: dict[str, Any] | None, read: Callable[[dict[str, Any]], Read]) -> Read | None:
+def _learned(entry: Any, read: Callable[[dict[str, Any]], Read]) -> Read | None:
+    if entry is not None and not isinstance(entry, dict):
+        raise TypeError("calibration, front_end and scope must each be one section")
     return None if entry is None else read(entry)
 
 

@@ -61,10 +61,14 @@ def error_draws(row: Mapping[str, Any], column: str) -> ErrorDraws | None:
     if not isinstance(basis, str) or not isinstance(text, str) or not text:
         return None
     try:
-        values = np.array(text.split(), dtype=np.float64)
+        values, level = np.array(text.split(), dtype=np.float64), float(row.get(BAND_LEVEL, LEVEL))
     except ValueError:
         raise SloBenchError(f"{BAND_DRAWS} of cell {row['cell']} must be numbers") from None
-    draws = ErrorDraws(f"{row.get('model')}, {basis}", float(row.get(BAND_LEVEL, LEVEL)), values)
+    if not len(values) or not ((values >= 0) & (values <= 1)).all() or not 0 < level < 1:
+        raise SloBenchError(
+            f"{BAND_DRAWS} of cell {row['cell']} must be shares from 0 to 1, {BAND_LEVEL} between"
+        )
+    draws = ErrorDraws(f"{row.get('model')}, {basis}", level, values)
     if column in _OF_ATTAINMENT:
         return draws
     low, high = (float(row.get(f"{end}{column}", math.nan)) for end in (LOW, HIGH))

@@ -116,6 +116,29 @@ def test_files_that_are_no_logs_are_refused_by_name(tmp_path, content, options, 
     assert file.name in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("log", "options", "message"),
+    [
+        ("requests.jsonl", ("--duration", "60"), "leave --duration out"),
+        ("table.csv", ("--engine", "vllm"), "leave --engine out"),
+        ("table.csv", ("--max-num-seqs", "8"), "leave --max-num-seqs out"),
+        ("http://127.0.0.1:1", ("--cell", "x"), "leave --cell out"),
+        ("requests.jsonl", ("--tp", "2"), "the log is of tp 1"),
+        ("requests.jsonl", ("--model", "qwen3-32b"), "the log is of model llama-3.1-8b"),
+    ],
+)
+def test_options_that_would_change_nothing_or_contradict_the_log_are_refused(
+    tmp_path, log, options, message
+):
+    meta = json.loads(log_file(tmp_path).with_name("meta.json").read_text())
+    meta["model"] = "meta-llama/Llama-3.1-8B"
+    meta["engine_kwargs"]["tensor_parallel_size"] = 1
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "table.csv").write_text("model,gpu\n")
+    place = log if "://" in log else tmp_path / log
+    assert message in str(called(place, "--gpu", "rtx-4090", *options).exception)
+
+
 def test_what_a_log_does_not_tell_must_be_named(tmp_path):
     log = log_file(tmp_path)
     assert "--model M" in str(called(log).exception)

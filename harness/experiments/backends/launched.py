@@ -80,6 +80,7 @@ class LaunchedBackend:
         if spec.workload.models is not None:
             self._check_models(spec, serve)
             return
+        serve.check_system(spec.instances)
         if server_kind(self.name).loads_folders:
             check_model(spec.placement.model)
         serve.check(spec.instances)

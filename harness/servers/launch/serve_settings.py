@@ -122,10 +122,7 @@ class Serve(ServerSettings):
 
     def check(self, instances: int = 1) -> None:
         """Raise SloBenchError for settings that cannot be started, before any server is started."""
-        self._parts(instances)
-        server = server_of(self.backend)
-        if server in LAUNCHED and (self.patched or self._split is not None):
-            check(self.resolved_system(), server)  # first: to install a server would not help
+        self.check_system(instances)
         installation = environment(self.backend)
         kind = installation.kind
         multiple = kind.builds[installation.device].block_size_multiple
@@ -148,6 +145,13 @@ class Serve(ServerSettings):
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise SloBenchError(f"{setting} must be at least 1 but is {value}")
+
+    def check_system(self, instances: int = 1) -> None:
+        """Raise SloBenchError where no server can run the system: to install one would not help."""
+        self._parts(instances)
+        server = server_of(self.backend)
+        if server in LAUNCHED and (self.patched or self._split is not None):
+            check(self.resolved_system(), server)
 
     def _check_map(self, placed: DeviceMap, instances: int) -> None:
         """Raise SloBenchError if the servers cannot be started on these stages."""

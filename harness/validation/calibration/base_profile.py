@@ -37,7 +37,14 @@ def base_profile(options: BaseOptions, settings: EngineSettings) -> Profile:
             if getattr(options, name) is not None:
                 raise SloBenchError(f"{name} is that of the profile; leave --{name} out")
         return with_peer_link(read_profile(options.profile), options.peer_link)
-    served_name = options.model or (settings.model and catalogue_name(settings.model))
+    logged_name = settings.model and catalogue_name(settings.model)
+    for name, logged, chosen in (
+        ("model", logged_name, options.model and model(options.model).name),
+        ("tp", settings.tp, options.tp),
+    ):
+        if logged and chosen and logged != chosen:
+            raise SloBenchError(f"the log is of {name} {logged}; leave --{name} {chosen} out")
+    served_name = options.model or logged_name
     if not served_name:
         raise SloBenchError("the log does not tell its model; name it with --model M")
     if options.gpu is None:

@@ -29,6 +29,7 @@ from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS
 from ..replay.log_replay import (
     METRICS,
+    NO_BLOCKS,
     Replay,
     as_measured,
     latencies_of,
@@ -236,10 +237,15 @@ def scope_of(logs: Sequence[RealLog]) -> Scope:
         low, high = np.quantile(tokens, (0.01, 0.99))
         return float(np.floor(low)), float(np.ceil(high))
 
-    rates_rps = [float(f"{(len(log) - 1) / max(1e-9, np.ptp(log.arrival_s)):.3g}") for log in logs]
+    spans_s = [float(np.ptp(log.arrival_s)) for log in logs]
+    rates_rps = [
+        float(f"{(len(log) - 1) / span_s:.3g}")
+        for log, span_s in zip(logs, spans_s, strict=True)
+        if span_s > 0
+    ]
     in_flight = [_in_flight(log) for log in logs]
     return Scope(
-        rate_rps=(min(rates_rps), max(rates_rps)),
+        rate_rps=(min(rates_rps), max(rates_rps)) if rates_rps else None,
         prompt_tokens=lengths("prompt_tokens"),
         output_tokens=lengths("output_tokens"),
         concurrency=(
@@ -266,6 +272,7 @@ def _recorded(
 ) -> _Recorded:
     progress(f"replaying {log.name}")
     replay = replay_of(log, bare, engine, overrides=settings, host_s=host_s)
+    notes += [note for note in replay.notes if not note.startswith(NO_BLOCKS)]  # they are searched
     if (replay.settings.instances or 1) > 1:
         raise SloBenchError(
             f"{log.name} is of {replay.settings.instances} instances, whose requests are not told "

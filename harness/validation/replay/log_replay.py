@@ -36,6 +36,7 @@ from ...results.request_blocks import HASH_IDS, RequestBlocks
 from ...results.request_figures import summarise
 from ...servers.server_kinds import DEFAULT_SERVER, server_kind, server_kinds
 
+NO_BLOCKS = "the log has no number of KV blocks"  # how a note of a replay begins
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
 # vLLM's defaults, for settings that a log lacks.
@@ -372,15 +373,13 @@ def _placed(
     if settings.num_gpu_blocks is None:
         if _ANY in (placement.gpu.origin, placement.model.origin):
             raise SloBenchError(
-                "the log has no number of KV blocks, and model or GPU are not in "
-                "the catalogue, so it cannot be estimated; give it with --num-gpu-blocks"
+                f"{NO_BLOCKS}, and model or GPU are not in the catalogue, so it cannot be "
+                "estimated; give it with --num-gpu-blocks"
             )
         estimated = placement.num_gpu_blocks
         if estimated < 2:
             placement.check()
-        notes.append(
-            f"the log has no number of KV blocks; {estimated:,} is an estimate (--num-gpu-blocks)"
-        )
+        notes.append(f"{NO_BLOCKS}; {estimated:,} is an estimate (--num-gpu-blocks)")
         settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
     return _with_own_room(placement, settings), settings
 

@@ -105,3 +105,11 @@ def test_mean_draws_need_one_basis():
 def test_crossings_rps_are_linear_between_rates(attainment_by_rate, rate_rps):
     shares = np.array([*attainment_by_rate.values()])[:, None]
     assert crossings_rps([*attainment_by_rate], shares, 0.9) == pytest.approx([rate_rps])
+
+
+@pytest.mark.parametrize(
+    "damage", [{"band_draws": " "}, {"band_draws": "0.5 inf"}, {"band_level": 2.0}]
+)
+def test_draws_that_are_no_shares_are_refused(damage):
+    with pytest.raises(SloBenchError, match="must be shares from 0 to 1"):
+        error_draws(row([0.5, 0.6]) | damage, "attainment")

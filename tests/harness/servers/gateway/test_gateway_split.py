@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -152,14 +153,16 @@ def test_requests_without_decode_go_to_prefill_servers(split):
 
 def test_split_gateway_answers_503_without_prefill_or_decode(split):
     prefill, _ = split
-    with recorder("gone") as gone:
-        pass
-    with gateway((prefill, gone)) as url:
-        for _ in range(2):
+    gone = Recorder("gone")
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # and does not listen; nobody else can take the port
+        gone.url = f"http://127.0.0.1:{refusing.getsockname()[1]}"
+        with gateway((prefill, gone)) as url:
+            for _ in range(2):
+                with pytest.raises(urllib.error.HTTPError, match="503"):
+                    post(f"{url}/v1/completions", {"prompt": "a"})
             with pytest.raises(urllib.error.HTTPError, match="503"):
-                post(f"{url}/v1/completions", {"prompt": "a"})
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S)
+                urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S)
     assert len(prefill.asked) == 1  # once it is known, nobody computes for nothing
 
 

@@ -121,6 +121,13 @@ def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
         ("tokens = [1, 2]\nfactors = [1]", "a factor for each"),
         ("tokens = [1]\nfactors = [0]", "must be above 0"),
         ("tokens = [1]\nfactors = [1]\nsteps = [1]\nfoo = 1", "unexpected keyword"),
+        ("tokens = [1, nan]\nfactors = [1, 1]", "ascending tokens|1 or more"),
+        ("tokens = [1]\nfactors = [1e300]", "at most 1000"),
+        ('tokens = [1]\nfactors = [1]\nnum_gpu_blocks = "2966"', "num_gpu_blocks"),
+        ("tokens = [1]\nfactors = [1]\nblock_size = -16", "block_size"),
+        ("tokens = [1]\nfactors = [1]\nheld_out_percent = {ttft = nan}", "held_out_percent"),
+        ("tokens = [1]\nfactors = [1]\nheld_out_percent = 4", "held_out_percent|not iterable"),
+        ("tokens = [1]\nfactors = [1]\ndigests = [3]", "digests"),
     ],
 )
 def test_damaged_calibration_in_a_profile_is_named(tmp_path, line, message):
