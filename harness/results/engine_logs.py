@@ -39,6 +39,7 @@ _NAMES = {
 }
 PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
 REPEATED = "repeated"  # the same: levels that were measured again
+_LATEST_S = 1e11  # seconds since 1970 are 2e9, milliseconds 2e12
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
 _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
@@ -133,12 +134,17 @@ def is_log(path: Path) -> bool:
 
 
 def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
-    """As `read_log`, but all cells of a run folder where none is named.
+    """As `read_log`, but all cells of a run folder where none is named; one of its request files
+    is its cell.
 
     Raises:
         SloBenchError: also where a cell was simulated.
     """
     path = Path(path)
+    folder = path.parent.parent
+    if cell is None and path.parent.name == "requests" and (folder / "cells.csv").is_file():
+        [cell_of_file, *_] = (path.name.removesuffix(s) for s in _SUFFIXES if path.name.endswith(s))
+        return measured_logs(folder, cell_of_file)
     table = path / "cells.csv"
     if not table.is_file():
         return [read_log(path, cell)]
@@ -384,6 +390,9 @@ def log_of_columns(
     arrival, begin, prompt, output, first, last = (
         column[complete] for column in (arrival, begin, prompt, output, first, last)
     )
+    latest_s = max(np.abs(column).max() for column in (arrival, begin, first, last))
+    if latest_s > _LATEST_S:
+        raise FileFormatError(path, None, f"has a time of {latest_s:g}; times must be seconds")
     # Clients and engines stamp by clocks of their own; the quickest hand-over took no time.
     arrival = np.minimum(begin, arrival + (begin - arrival).min())
     early = (first < begin) | (last < first)
@@ -429,6 +438,8 @@ def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Flo
 
 def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
     """Values as float64, NaN in place of None."""
+    if any(isinstance(value, bool) for value in values):
+        raise FileFormatError(path, None, f"{name} must be numbers, not true or false")
     try:
         return np.array(
             [np.nan if value is None else float(value) for value in values],

@@ -335,10 +335,13 @@ def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
     any other is a folder with `profile.toml` and TABLE.csv. `tables` is `csv` or `parquet`.
 
     Raises:
-        SloBenchError: a file cannot be written, or `tables` is `parquet` and pyarrow is missing.
+        SloBenchError: a file cannot be written, its name is another format's, or `tables` is
+            `parquet` and pyarrow is missing.
     """
     if tables not in ("csv", "parquet"):
         raise SloBenchError(f"tables must be csv or parquet but is {tables!r}")
+    if path.suffix in (".json", ".yaml", ".yml", ".csv"):
+        raise SloBenchError(f"a profile is TOML: name {path.with_suffix('.toml')}, or a folder")
     if tables == "parquet":
         need("parquet", "--tables parquet")
     header = path if path.suffix == ".toml" else path / "profile.toml"

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...workloads.arrays import Floats, Ints
+from ...workloads.errors import SloBenchError
+from ..operators.server_version import ServerVersion
 
 Range = tuple[float, float]  # the least and the most
 
@@ -51,9 +53,14 @@ class Scope:
 
         Raises:
             TypeError: a field is unknown.
-            ValueError: a range is not two numbers in order.
+            ValueError: a range is not two numbers in order, or `server` is none.
         """
         scope = cls(**entry)
+        if scope.server:
+            try:
+                ServerVersion.parse(str(scope.server))
+            except SloBenchError as error:
+                raise ValueError(f"server of the scope: {error}") from None
         ranges = {}
         for name in _RANGES:
             values = getattr(scope, name)

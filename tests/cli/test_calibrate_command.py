@@ -22,6 +22,12 @@ ENGINE = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--no-pref
 ROOM = ("--num-gpu-blocks", "100000", "--block-size", "16")
 
 
+def _line(**fields: object) -> str:
+    """A request's line of a log, with some fields replaced."""
+    names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+    return json.dumps(dict(zip(names, (9, 3, 0.0, 0.1, 0.2), strict=True)) | fields)
+
+
 def called(*words: object):
     return CliRunner().invoke(app, ["calibrate", *map(str, words)], env={"COLUMNS": "80"})
 
@@ -105,6 +111,8 @@ def test_log_alone_begins_with_operators_of_its_model(tmp_path):
         ("arrival_s,prompt_tokens,output_tokens\n1,2,3\n", ("--gpu", "l40s"), "no measurements"),
         ('{"first_token_ts": 1}\n{"fi', ("--gpu", "l40s"), ", line 2)"),
         ('{"first_token_ts": 1}\n', ("--gpu", "l40s"), "has no arrival_time or arrival_s"),
+        (_line(output_toks=True), ("--gpu", "l40s"), "output_toks must be numbers"),
+        (_line(last_token_ts=1e308), ("--gpu", "l40s"), "times must be seconds"),
         ("", ("--gpu", "l40s"), "is empty"),
     ],
 )
@@ -125,6 +133,7 @@ def test_files_that_are_no_logs_are_refused_by_name(tmp_path, content, options, 
         ("http://127.0.0.1:1", ("--cell", "x"), "leave --cell out"),
         ("requests.jsonl", ("--tp", "2"), "the log is of tp 1"),
         ("requests.jsonl", ("--model", "qwen3-32b"), "the log is of model llama-3.1-8b"),
+        ("requests.jsonl", ("--peer-link", "16gb/s@20us"), "leave --peer-link out"),
     ],
 )
 def test_options_that_would_change_nothing_or_contradict_the_log_are_refused(
@@ -137,6 +146,14 @@ def test_options_that_would_change_nothing_or_contradict_the_log_are_refused(
     (tmp_path / "table.csv").write_text("model,gpu\n")
     place = log if "://" in log else tmp_path / log
     assert message in str(called(place, "--gpu", "rtx-4090", *options).exception)
+
+
+def test_a_simulated_run_is_refused_as_a_folder_and_as_its_file(slo_bench, tmp_path):
+    words = ("run", "--system", "vllm", "--rates", "2", "--requests", "30", "--seeds", "1")
+    assert slo_bench(*words, "--no-report", "--out", tmp_path / "run")[0] == 0
+    [file] = (tmp_path / "run" / "requests").iterdir()
+    for place in (tmp_path / "run", file):
+        assert "was simulated" in str(called(place, "--gpu", "l40s").exception)
 
 
 def test_what_a_log_does_not_tell_must_be_named(tmp_path):

@@ -106,6 +106,12 @@ def test_profile_table_with_an_error_is_refused_with_its_line(tmp_path, change, 
     assert problem.replace("%s", str(table)) in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["p.json", "p.yaml", "p.csv"])
+def test_profile_is_not_written_as_another_format(tmp_path, name):
+    with pytest.raises(SloBenchError, match=r"name .*p\.toml, or a folder"):
+        write_profile(PROFILE, tmp_path / name)
+
+
 def test_missing_profile_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="cannot be read as a profile"):
         read_profile(tmp_path / "nothing.toml")

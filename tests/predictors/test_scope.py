@@ -48,6 +48,11 @@ def test_scope_of_no_range_is_refused(rates):
         Scope.read({"rate_rps": rates})
 
 
+def test_scope_of_an_unknown_server_is_refused():
+    with pytest.raises(ValueError, match="server of the scope: unknown engine 'foo'"):
+        Scope.read({"server": "foo-1"})
+
+
 def test_factors_act_on_whole_steps_where_there_are_no_tables():
     factors = Calibration((), (1.0, 512.0), (1.5, 0.5))
     for bare in (

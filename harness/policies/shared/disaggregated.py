@@ -69,8 +69,8 @@ class DisaggregatedPolicy(KvTransferPolicy):
     instances hold up prefill.
     """
 
-    prefill_instances: int = parameter(0, 0, 64)
-    decode_instances: int = parameter(0, 0, 64)
+    prefill_instances: int = parameter(0, 0, 1024)
+    decode_instances: int = parameter(0, 0, 1024)
     network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, environment=True)
 
     @property

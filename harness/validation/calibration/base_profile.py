@@ -36,7 +36,7 @@ def base_profile(options: BaseOptions, settings: EngineSettings) -> Profile:
         for name in ("model", "gpu", "tp"):
             if getattr(options, name) is not None:
                 raise SloBenchError(f"{name} is that of the profile; leave --{name} out")
-        return with_peer_link(read_profile(options.profile), options.peer_link)
+        return _linked(read_profile(options.profile), options.peer_link)
     logged_name = settings.model and catalogue_name(settings.model)
     for name, logged, chosen in (
         ("model", logged_name, options.model and model(options.model).name),
@@ -62,4 +62,10 @@ def base_profile(options: BaseOptions, settings: EngineSettings) -> Profile:
         best=OPERATORS,
         sources=(Source("slo-bench", OPERATORS, note="kernel times of AIConfigurator"),),
     )
-    return with_peer_link(profile, options.peer_link)
+    return _linked(profile, options.peer_link)
+
+
+def _linked(profile: Profile, peer_link: str | None) -> Profile:
+    if profile.tp == 1 and peer_link is not None:
+        raise SloBenchError("one GPU (tp 1) has no peers; leave --peer-link out")
+    return with_peer_link(profile, peer_link)

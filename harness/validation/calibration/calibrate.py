@@ -40,7 +40,7 @@ from ..replay.log_replay import (
     with_log_link,
 )
 from ..replay.snapped_replay import Snapped, snapped_replay
-from .equations import KNOTS, Equations, equations, factors_of
+from .equations import KNOTS, Equations, at_bounds, equations, factors_of
 from .fitted_front_end import Waited, fitted_front_end
 
 Progress = Callable[[str], None]
@@ -174,6 +174,7 @@ def calibrate(
         after_percent=after,
         held_out_percent=_held_out(recorded, spans, begin, learned, progress),
     )
+    notes += at_bounds(calibration)
     if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
         notes.append(
             "what was learned brings the simulation no nearer to the run: its engine's settings "

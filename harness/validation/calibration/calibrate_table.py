@@ -24,6 +24,7 @@ from ..accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement
 from ..accuracy.predict import measured_server, placed_as_measured, predict
 from ..accuracy.readers import read_folder
 from .calibrate import Calibrated, Progress, server_text, uncalibrated, with_factors
+from .equations import FACTOR_BOUNDS, at_bounds
 
 # Steps that are replayed from a CUDA graph, and larger ones.
 KNOTS = (float(GRAPH_TOKENS), GRAPH_TOKENS + 1.0)
@@ -77,8 +78,12 @@ def calibrate_table(
     result = dataclasses.replace(bare, calibration=calibration)
     calibration = dataclasses.replace(calibration, after_percent=_errors(rows, result))
     left_out = len(all_rows) - len(rows)
-    notes = (f"{left_out} rows of other models, GPUs or formats are left out",) if left_out else ()
-    return Calibrated(dataclasses.replace(result, calibration=calibration), calibration, notes)
+    notes = at_bounds(calibration)
+    if left_out:
+        notes.append(f"{left_out} rows of other models, GPUs or formats are left out")
+    return Calibrated(
+        dataclasses.replace(result, calibration=calibration), calibration, tuple(notes)
+    )
 
 
 def _range(loads: Sequence[ClosedLoop], count: Callable[[ClosedLoop], int]) -> Range:
@@ -105,7 +110,7 @@ def _solved(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> t
     solution = least_squares(
         residuals,
         np.ones(len(KNOTS)),
-        bounds=(0.2, 5.0),
+        bounds=FACTOR_BOUNDS,
         loss="soft_l1",
         diff_step=0.02,
         max_nfev=_ROUNDS,

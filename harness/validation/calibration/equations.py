@@ -20,6 +20,7 @@ from ....workloads.errors import SloBenchError
 from ..replay.snapped_replay import Span
 
 # Tokens of a step at which factors are learned: sizes of CUDA graphs, then of chunks.
+FACTOR_BOUNDS = (0.2, 5.0)
 KNOTS = (1.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 _MIN_SPANS = 20
 # Weight of a time between two events: clocks of a log, and steps that are not linear layers.
@@ -80,11 +81,23 @@ class Equations:
             return np.concatenate([weight * off_s, differences @ factors, spread])
 
         begin = np.append(np.ones(n), 0.0)
-        bounds = [
-            np.append(np.full(n, f), end) for f, end in ((0.2, -_LATER_MOST), (5.0, _LATER_MOST))
-        ]
+        ends = (-_LATER_MOST, _LATER_MOST)
+        bounds = [np.append(np.full(n, f), end) for f, end in zip(FACTOR_BOUNDS, ends, strict=True)]
         solution = least_squares(residuals, begin, loss="cauchy", bounds=tuple(bounds))
         return np.asarray(solution.x[:n], dtype=np.float64)
+
+
+def at_bounds(learned: Calibration) -> list[str]:
+    """A note where a factor is as small or large as may be learned."""
+    tokens = [
+        f"{knot:,.0f}"
+        for knot, factor in zip(learned.tokens, learned.factors, strict=True)
+        if not 1.01 * FACTOR_BOUNDS[0] < factor < 0.99 * FACTOR_BOUNDS[1]
+    ]
+    return tokens and [
+        f"factors of steps of {', '.join(tokens)} tokens are as far from 1 as may be learned "
+        f"({FACTOR_BOUNDS[0]:g} to {FACTOR_BOUNDS[1]:g}): check model, GPU, tp and settings"
+    ]
 
 
 def equations(

@@ -16,7 +16,7 @@ from slo_bench.harness.results import engine_logs
 from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measured_logs, read_log
 from slo_bench.harness.validation.calibration.calibrate import calibrate
 from slo_bench.harness.validation.calibration.calibrate_table import calibrate_table
-from slo_bench.harness.validation.calibration.equations import KNOTS
+from slo_bench.harness.validation.calibration.equations import KNOTS, at_bounds
 from slo_bench.harness.validation.replay.log_replay import Validation, validate
 from slo_bench.predictors.operators.front_end import FrontEnd
 from slo_bench.predictors.profiles.build_model import linear_curve, table_step_time, with_peer_link
@@ -135,6 +135,12 @@ def test_damaged_calibration_in_a_profile_is_named(tmp_path, line, message):
     file.write_text(f'{file.read_text()}\n[calibration]\norigin = ["x"]\n{line}\n')
     with pytest.raises(FileFormatError, match=message):
         read_profile(file)
+
+
+def test_factors_at_their_bounds_are_named():
+    [note] = at_bounds(Calibration((), (1.0, 64.0, 2048.0), (0.2, 1.0, 5.0)))
+    assert note.startswith("factors of steps of 1, 2,048 tokens are as far from 1")
+    assert not at_bounds(Calibration((), (1.0, 64.0), (0.3, 4.8)))
 
 
 def test_calibrate_refuses_logs_that_do_not_suffice():
