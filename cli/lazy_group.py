@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from .options.parameters import epilog
 from .short_help import ShortHelp, help_all_option, short_help
+from .single_values import SingleValues
 from .trust_code import COMMANDS, trust_option
 
 
@@ -43,6 +44,9 @@ class LazyCommands(UserDict[str, Any]):
             shown = getattr(module, "SHOWN", None)
             cls = None if shown is None else short_help(shown)
             app.command(name, epilog=epilog(module.EXAMPLES), cls=cls)(group_or_function)
+        for information in app.registered_commands:
+            if not issubclass(information.cls or TyperCommand, SingleValues):
+                information.cls = SingleValues
         command = get_command(app)
         command.name = name
         for subcommand in getattr(command, "commands", {"": command}).values():

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
 from .options.parameters import added_flag
+from .single_values import SingleValues
 
 EXAMPLES = 4  # of a command, in its short help
 
 
-class ShortHelp(TyperCommand):
+class ShortHelp(SingleValues):
     """A command whose `--help` shows the options `shown` alone."""
 
     shown: ClassVar[frozenset[str]] = frozenset()
@@ -41,7 +42,7 @@ class ShortHelp(TyperCommand):
         super().format_help(ctx, ctx.make_formatter())
 
 
-def short_help(shown: Sequence[str]) -> type[TyperCommand]:
+def short_help(shown: Sequence[str]) -> type[ShortHelp]:
     """The class of a command whose `--help` shows these options, such as "--rates", alone."""
     names = frozenset((*shown, "--help-all"))
     return type("ShortHelpCommand", (ShortHelp,), {"shown": names})

@@ -196,7 +196,7 @@ def _align(
             if len(has_a | has_b) > 2:
                 raise NotComparableError(
                     f"{a.name if has_a == {''} else b.name} does not say its {column}, and the "
-                    f"other has several: {', '.join(sorted(has_a | has_b - {''}))}"
+                    f"other has several: {', '.join(sorted((has_a | has_b) - {''}))}"
                 )
             continue  # unknown on one side: nothing to hold against the other
         if has_a & has_b:

@@ -51,7 +51,7 @@ def experiment_lines(
     slos = list(dict.fromkeys(text for table in tables for text in slo_texts(table)))
     lines = [
         f"{origin(cells)}: {models} on {hardware}",
-        f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells)}",
+        f"workload: {_named(list(_workloads(runs, cells)), 'workloads')}{_rates(cells, tables)}",
         f"SLO: {_named(slos, 'SLOs')}" if slos else "",
         f"runs: {_length(cells, search=search)}",
         *_beyond_profiles(runs, cells, tables),
@@ -192,14 +192,17 @@ def _catalogue_means(name: str) -> str:
     return f" ({means} tokens)"
 
 
-def _rates(cells: pd.DataFrame) -> str:
+def _rates(cells: pd.DataFrame, tables: Sequence[Mapping[str, Any]]) -> str:
+    """The rates that were offered, or that came about where none was."""
     rates = sorted(set(cells["level_rps"]))
     if offered(cells) == "at once":
         return ", all requests at once"
     low, high = (rate_text(rates[end]) for end in (0, -1))
-    if low == high:
-        return f", {low}\xa0req/s"
-    return f", {len(rates)}\xa0rates\xa0from\xa0{low}\xa0to\xa0{high}\xa0req/s"
+    span = f"{low}\xa0req/s" if low == high else f"{low}\xa0to\xa0{high}\xa0req/s"
+    arrivals = dict.fromkeys(str(a) for t in tables for a in listed(t.get("arrivals", ())))
+    if arrivals and all(text.startswith("concurrency") for text in arrivals):
+        return f", {_named(list(arrivals), 'numbers of clients')}: {span}"
+    return f", {span}" if low == high else f", {len(rates)}\xa0rates\xa0from\xa0{span}"
 
 
 def _length(cells: pd.DataFrame, *, search: bool) -> str:

@@ -51,6 +51,8 @@ FLEET = ("--models", "fleet(llama-3.1-8b*2)")
         (["--api", "chat"], "client.api (--api) has no effect with backend simulated"),
         (["--server-arg=--x"], "server.args (--server-arg) has no effect"),
         (["--dtype", "float32", "--backend", "vllm"], "(--dtype) has no effect with backend vllm"),
+        (["--arrivals", "gamma(2)", "--arrivals", "poisson"], "--arrivals takes one value but"),
+        (["--name", "a", "--name", "a", "--name", "b"], "--name takes one value but is given 3"),
         (["--threads", 2], "(--threads) has no effect with backend simulated, only with torch"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",

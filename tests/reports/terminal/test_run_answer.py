@@ -34,6 +34,12 @@ def printed(folders, *, width=80, change=lambda cells: cells):
     return stream.getvalue()
 
 
+def test_run_screen_of_a_closed_loop_names_its_clients(make_run):
+    folder = make_run(requests=60, toml=f'arrivals = "concurrency(16)"\n{TOML}')
+    shown = " ".join(printed([folder]).split())
+    assert ", concurrency(16): 1 to 5 req/s SLO:" in shown
+
+
 def test_run_screen_names_what_was_tested_and_ends_with_the_answer(make_run):
     folder = make_run(systems=["vllm", "sarathi"], seeds=3, requests=60, toml=TOML)
     lines = printed([folder]).splitlines()
