@@ -267,11 +267,6 @@ def test_gateway_skips_a_dead_instance(gateway, mocks):
 
 
 def test_gateway_chooses_a_recovered_instance_again(gateway):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    client = Client(gateway(f"http://127.0.0.1:{port}"))
-    assert client.complete() == 503
     ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
     class Well(socketserver.StreamRequestHandler):
@@ -283,7 +278,11 @@ def test_gateway_chooses_a_recovered_instance_again(gateway):
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = allow_reuse_address = True
 
-    with Server(("127.0.0.1", port), Well) as server:
+    with Server(("127.0.0.1", 0), Well, bind_and_activate=False) as server:
+        server.server_bind()  # nobody else can take the port, and nobody answers yet
+        client = Client(gateway(f"http://127.0.0.1:{server.server_address[1]}"))
+        assert client.complete() == 503
+        server.server_activate()
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         eventually(lambda: client.complete() == 200)
