@@ -60,12 +60,12 @@ class FastServe(VllmV0):
 
     def level(self, r: RequestState, view: View) -> int:
         """Number of the queue of `r`; the first is 0."""
-        prompt, known = r.prompt_tokens, view.policy_state.prefill_steps
-        if prompt not in known:  # read for every waiting request whenever the batch changes
+        prompt, prefill_steps = r.prompt_tokens, view.policy_state.prefill_steps
+        if prompt not in prefill_steps:  # read for all waiting requests when the batch changes
             step_s = view.predict.step_s(1, prompt, ())
             first_s = view.predict.step_s(0, 0, ((0, prompt),))
-            known[prompt] = first_s / step_s if step_s > 0 else 1.0
-        steps = known[prompt] + view.emitted_tokens(r)
+            prefill_steps[prompt] = first_s / step_s if step_s > 0 else 1.0
+        steps = prefill_steps[prompt] + view.emitted_tokens(r)
         if steps <= self.quantum_steps:
             return 0
         return math.ceil(math.log(steps / self.quantum_steps, self.ratio) - 1e-9)
