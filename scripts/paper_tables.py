@@ -58,7 +58,8 @@ import numpy as np
 import pandas as pd
 
 from slo_bench.harness.policies.systems import SYSTEMS, System, system
-from slo_bench.harness.results.read_run import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
+from slo_bench.harness.results.read_run import read_run
+from slo_bench.harness.results.run_columns import NUMBER_COLUMNS, TEXT_COLUMNS
 from slo_bench.harness.servers.launch.compatibility import compatibility_of, limitation
 from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated

@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from traceback import walk_tb
 
@@ -48,6 +47,8 @@ def requirements(extra: str = ALWAYS) -> Mapping[str, str]:
     it by the package's name. Nothing where the metadata of slo-bench is not at hand, as in the
     environment of a server.
     """
+    from importlib.metadata import PackageNotFoundError, requires  # a quarter of `--version`
+
     try:
         declared = requires(DISTRIBUTION) or []
     except PackageNotFoundError:

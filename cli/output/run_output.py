@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from ...harness.experiments.execution.offered_load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
-from ...harness.results.read_run import REASON_COLUMN, RunResults
+from ...harness.results.run_columns import REASON_COLUMN
 from ...harness.results.run_folder import has_no_result
 from ...harness.servers.launch.backend_names import SIMULATED, TORCH
 from ...harness.servers.server_kinds import LAUNCHED
@@ -26,6 +26,9 @@ from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display, phase
+
+if TYPE_CHECKING:
+    from ...harness.results.read_run import RunResults
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..core.counters import OVERTAKES
@@ -19,6 +19,12 @@ from ..core.view import View
 from .vllm_v0 import VllmV0
 
 PREEMPTIONS_FOR_SHORTER = "preemptions_for_shorter"
+
+
+@dataclass
+class _State:
+    preferred: set[int] = field(default_factory=set)  # ids for which others were preempted
+    prefill_steps: dict[int, float] = field(default_factory=dict)  # by prompt tokens
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class FastServe(VllmV0):
     ratio: float = parameter(2.0, 1.1, 16.0)
     promote_s: float = parameter(30.0, 0.01, 1e6, log=True)
 
-    def new_state(self) -> set[int]:
-        return set()  # ids of requests for which others were preempted
+    def new_state(self) -> _State:
+        return _State()
 
     def mechanisms(self) -> dict[str, str]:
         return {
@@ -54,9 +60,12 @@ class FastServe(VllmV0):
 
     def level(self, r: RequestState, view: View) -> int:
         """Number of the queue of `r`; the first is 0."""
-        step_s = view.predict.step_s(1, r.prompt_tokens, ())
-        first_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),))
-        steps = (first_s / step_s if step_s > 0 else 1.0) + view.emitted_tokens(r)
+        prompt, prefill_steps = r.prompt_tokens, view.policy_state.prefill_steps
+        if prompt not in prefill_steps:  # read for all waiting requests when the batch changes
+            step_s = view.predict.step_s(1, prompt, ())
+            first_s = view.predict.step_s(0, 0, ((0, prompt),))
+            prefill_steps[prompt] = first_s / step_s if step_s > 0 else 1.0
+        steps = prefill_steps[prompt] + view.emitted_tokens(r)
         if steps <= self.quantum_steps:
             return 0
         return math.ceil(math.log(steps / self.quantum_steps, self.ratio) - 1e-9)
@@ -97,8 +106,8 @@ class FastServe(VllmV0):
         victims = self._victims(first, max(1, lacking), view)
         if not victims:
             return limits
-        if first.id not in view.policy_state:
-            view.policy_state.add(first.id)
+        if first.id not in view.policy_state.preferred:
+            view.policy_state.preferred.add(first.id)
             view.counters.add(PREEMPTIONS_FOR_SHORTER, first)
         headroom = free + sum(map(view.held_blocks, victims[:-1])) + 1
         return dataclasses.replace(limits, decode_headroom_blocks=headroom)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,19 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.extras import need
 from ...workloads.input_files import TABLE, check_input, max_input_bytes, open_bounded, too_large
 from ...workloads.parsing import parse_json
-from ...workloads.request import SLO_COLUMNS
+from .run_columns import (
+    API_COLUMN,
+    FAULT_COLUMN,
+    LEAD_COLUMNS,
+    NUMBER_COLUMNS,
+    OPTIONAL_COLUMNS,
+    REASON_COLUMN,
+    REQUEST_COLUMNS,
+    TEXT_COLUMNS,
+    TIMELINE_COLUMNS,
+    TIMESERIES_COLUMNS,
+    TOKENIZER_COLUMN,
+)
 from .run_folder import (
     BAND_BASIS,
     BAND_DRAWS,
@@ -33,82 +45,13 @@ from .run_folder import (
     not_a_run,
 )
 
-TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
-"""Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
-
-REASON_COLUMN = "invalid_because"
-"""Why a measured cell must not be used; only cells on real servers have it."""
-
-FAULT_COLUMN = "fault_detail"
-"""What was said of a failed request; only cells on real servers have it."""
-
-TOKENIZER_COLUMN = "prompt_tokenizer"
-"""Folder of the tokenizer of generated prompts; only cells on real servers have it."""
-
-API_COLUMN = "api"
-"""API that requests were sent to, as chosen or by a probe; only cells on real servers have it."""
-
-WARM_CACHE_COLUMN = "warm_cache_share"
-"""Share of prompt tokens that a server had cached before though the workload does not share them;
-only cells on real servers have it."""
-
 _WORD_COLUMNS = (
     *(REASON_COLUMN, FAULT_COLUMN, API_COLUMN, TOKENIZER_COLUMN),
     *(BAND_BASIS, BAND_DRAWS),
 )
 
-NUMBER_COLUMNS = (
-    "gpus",
-    "rate_rps",
-    "seed",
-    "requests",
-    "attainment",
-    "goodput_rps",
-    *(
-        f"{latency}_{statistic}_s"
-        for latency in ("ttft", "tpot")
-        for statistic in ("p50", "p90", "p99", "mean")
-    ),
-    "makespan_s",
-    "throughput_rps",
-    "output_tokens_per_s",
-    "cost_usd_per_hour",
-)
-"""Number columns the report cannot do without; any other that parses as numbers is welcome."""
-
-LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_factor", "seed")
-"""Columns before `requests`; any other column there is a sweep axis."""
-
-REQUEST_COLUMNS = (
-    "arrival_s",
-    *SLO_COLUMNS.values(),
-    "first_scheduled_s",
-    "first_token_s",
-    "finish_s",
-    "outcome",
-    "output_tokens",
-    "slo_met",
-)
-"""The columns of a request file that the report needs; the others are never parsed."""
-
-REQUEST_TYPE_COLUMN = "request_type"
-"""1 for a request that embeds texts, and has no first token; runs without such lack the column."""
-
-OPTIONAL_COLUMNS: Mapping[str, float | str] = {
-    REQUEST_TYPE_COLUMN: 0.0,
-    "role": "",
-    "queued_s": float("nan"),
-    "transfer_s": 0.0,
-    "untimed_tokens": 1.0,
-}
-"""Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
-the request had come to the instance where it first entered a batch: by default when it arrived;
-`transfer_s` the time between two instances; `untimed_tokens` output tokens that have no part in
-TPOT."""
-
-TIMESERIES_COLUMNS = ("time_s", "metric", "entity", "value")
-
-TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_cache_usage")
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 _JUDGED = {"valid", "stationary", CHECKSUMS}
 _NO_VALUE = ["", "nan", "NaN", "None"]
@@ -243,21 +186,22 @@ def read_table(
             a number.
     """
     try:
+        dtypes = {
+            name: "category" if name in words else "float64"
+            for name in (*(required or ()), *optional)
+        }
+        if path.suffix == ".parquet":
+            with _parquet(path) as file:
+                names = file.schema_arrow.names
+                if required is not None:
+                    names = [name for name in dtypes if name in names]
+                    _check_columns(path, required, names)
+                table: pd.DataFrame = file.read(names).select(names).to_pandas()
+            others = {n: t for n, t in dtypes.items() if n in names and table.dtypes[n] != t}
+            return table.astype(others)
         if required is None:
-            if path.suffix == ".parquet":
-                _check_parquet(path)
-                return pd.read_parquet(path)
             with _text_of(path) as text:
                 return pd.read_csv(text)
-        dtypes = {n: "category" if n in words else "float64" for n in (*required, *optional)}
-        if path.suffix == ".parquet":
-            need("parquet", str(path))
-            import pyarrow.parquet as pq
-
-            columns = [name for name in dtypes if name in pq.read_schema(path).names]
-            _check_columns(path, required, columns)
-            _check_parquet(path)
-            return pd.read_parquet(path, columns=columns).astype({n: dtypes[n] for n in columns})
         numbers = {name: _NO_VALUE for name in dtypes if name not in words}
         with _text_of(path) as text:
             table = pd.read_csv(
@@ -281,15 +225,21 @@ def _text_of(path: Path) -> Iterator[IO[bytes]]:
         yield text
 
 
-def _check_parquet(path: Path) -> None:
-    """Raise FileFormatError if the columns would be larger than the limit of input files."""
+def _parquet(path: Path) -> ParquetFile:
+    """The opened Parquet file.
+
+    Raises:
+        FileFormatError: its columns would be larger than the limit of input files.
+    """
     need("parquet", str(path))
-    import pyarrow.parquet as pq
+    from pyarrow.parquet import ParquetFile
 
     check_input(path, TABLE)
-    about = pq.read_metadata(path)
+    file = ParquetFile(path)
+    about = file.metadata
     if about.num_rows * about.num_columns > max_input_bytes(TABLE):  # at least a byte each
         raise too_large(path, TABLE)
+    return file
 
 
 def _check_columns(path: Path, required: Sequence[str], columns: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ from ...harness.experiments.config.setting import (
     declared,
     listed,
 )
-from ...harness.results.read_run import API_COLUMN
+from ...harness.results.run_columns import API_COLUMN
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.slo import parse_slo
 

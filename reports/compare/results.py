@@ -19,15 +19,9 @@ from ...harness.core.records.request_records import Outcome, Records
 from ...harness.experiments.config.setting import listed
 from ...harness.results.metrics import objectives
 from ...harness.results.rate_windows import RateWindow, counted_requests, rate_window
-from ...harness.results.read_run import (
-    FAULT_COLUMN,
-    REASON_COLUMN,
-    RunResults,
-    detail_file,
-    read_run,
-    read_table,
-)
+from ...harness.results.read_run import RunResults, detail_file, read_run, read_table
 from ...harness.results.request_figures import RequestFigure, Requests
+from ...harness.results.run_columns import FAULT_COLUMN, REASON_COLUMN
 from ...harness.results.run_folder import INPUTS
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError

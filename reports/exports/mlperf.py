@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...harness.core.records.request_records import time_per_output_token_s
-from ...harness.results.read_run import REQUEST_COLUMNS, detail_file, read_table
+from ...harness.results.read_run import detail_file, read_table
+from ...harness.results.run_columns import REQUEST_COLUMNS
 from ...workloads.errors import SloBenchError
 from .cells_export import ExportedCell, ExportedRun, exported_run
 

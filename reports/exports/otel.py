@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 
-from ...harness.results.read_run import REQUEST_COLUMNS, detail_file, read_table
+from ...harness.results.read_run import detail_file, read_table
+from ...harness.results.run_columns import REQUEST_COLUMNS
 from ...workloads.errors import SloBenchError
 from .cells_export import ExportedCell, ExportedRun, Parameter, exported_run
 

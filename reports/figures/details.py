@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 
 from ...harness.core.records.judging import late
 from ...harness.core.records.request_records import time_per_output_token_s
-from ...harness.results.read_run import (
-    REQUEST_TYPE_COLUMN,
-    RunResults,
-    read_requests,
-    read_timeline,
-    read_timeseries,
-)
+from ...harness.results.read_run import RunResults, read_requests, read_timeline, read_timeseries
+from ...harness.results.run_columns import REQUEST_TYPE_COLUMN
 
 Floats = NDArray[np.float64]
 

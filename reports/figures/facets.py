@@ -14,7 +14,7 @@ import pandas as pd
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
-from ...harness.results.read_run import LEAD_COLUMNS
+from ...harness.results.run_columns import LEAD_COLUMNS
 from .labels import is_letter, labels
 
 IDENTITY = ("backend", "workload", "model", "gpu", "gpus")

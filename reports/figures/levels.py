@@ -11,7 +11,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from ...harness.experiments.execution import refinement
-from ...harness.results.read_run import LEAD_COLUMNS, RunResults
+from ...harness.results.read_run import RunResults
+from ...harness.results.run_columns import LEAD_COLUMNS
 from ...workloads.parsing import parse_toml
 from .facets import with_facets
 from .figure import percent_text, rate_text, seconds_text

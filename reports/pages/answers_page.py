@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ...harness.results.read_run import FAULT_COLUMN, WARM_CACHE_COLUMN
+from ...harness.results.run_columns import FAULT_COLUMN, WARM_CACHE_COLUMN
 from ..figures.figure import percent_text, rate_text
 
 _LEAST_RATIO = 1.03  # of the server's prompt tokens to ours, or the inverse

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ...harness.results.read_run import NUMBER_COLUMNS, RunResults
+from ...harness.results.read_run import RunResults
+from ...harness.results.run_columns import NUMBER_COLUMNS
 from ...predictors.fitted_to_papers import FittedConstant, fitted_to
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml

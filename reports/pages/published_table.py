@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 from ...harness.experiments.config.experiment_file import read_toml
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
-from ...harness.results.read_run import LEAD_COLUMNS
+from ...harness.results.run_columns import LEAD_COLUMNS
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 SHIPPED = Path(__file__).parent / "published"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ...harness.core.counters import ANSWERS_CUT, COUNT
-from ...harness.results.read_run import REASON_COLUMN
+from ...harness.results.run_columns import REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import by_facet, by_series, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text

@@ -18,7 +18,6 @@ from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
 from slo_bench.cli.options.names import KINDS
 from slo_bench.predictors.lengths.predictor_config import DEFAULT_BASE
-from slo_bench.workloads import extras
 from slo_bench.workloads.extras import requirements
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
@@ -292,7 +291,7 @@ def declared(monkeypatch):
     """A function that sets what pip knows of the requirements of slo-bench."""
 
     def declare(*texts):
-        monkeypatch.setattr(extras, "requires", lambda name: texts)
+        monkeypatch.setattr("importlib.metadata.requires", lambda name: texts)
         requirements.cache_clear()
 
     yield declare

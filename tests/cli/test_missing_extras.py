@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from slo_bench.predictors.lengths.predictor_config import Base, NetworkShape, PredictorConfig
-from slo_bench.workloads import extras
 from slo_bench.workloads.extras import module_of, requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -33,7 +32,7 @@ def without(monkeypatch):
                 monkeypatch.delitem(sys.modules, loaded)
             monkeypatch.setitem(sys.modules, module, None)
 
-    monkeypatch.setattr(extras, "requires", lambda name: METADATA)
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: METADATA)
     requirements.cache_clear()
     yield block
     requirements.cache_clear()
@@ -132,8 +131,8 @@ def test_a_predictor_draws_lengths_without_torch_where_requests_have_no_texts(
 def test_a_missing_package_that_is_always_needed_is_named(module, words, error):
     code = (
         f"import sys\nsys.modules[{module!r}] = None\nsys.argv[1:] = {words.split()}\n"
-        "from slo_bench.workloads import extras\n"
-        f"extras.requires = lambda name: {METADATA}\n"
+        "import importlib.metadata\n"
+        f"importlib.metadata.requires = lambda name: {METADATA}\n"
         "from slo_bench.cli.entry import main\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

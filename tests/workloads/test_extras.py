@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.workloads import extras
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.extras import (
     USES,
@@ -44,7 +43,7 @@ METADATA = [
 @pytest.fixture(autouse=True)
 def metadata(monkeypatch):
     """What pip knows of slo-bench: an editable install may know an older pyproject.toml."""
-    monkeypatch.setattr(extras, "requires", lambda name: METADATA)
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: METADATA)
     requirements.cache_clear()
     yield
     requirements.cache_clear()

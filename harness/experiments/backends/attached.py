@@ -33,7 +33,12 @@ from ...load_generator.send_job import Senders
 from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
-from ...results.read_run import API_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
+from ...results.run_columns import (
+    API_COLUMN,
+    FAULT_COLUMN,
+    TOKENIZER_COLUMN,
+    WARM_CACHE_COLUMN,
+)
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ...servers.server_kinds import metrics_by_server

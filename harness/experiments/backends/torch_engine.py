@@ -44,7 +44,7 @@ from ...policies.policy_faults import policy_errors
 from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
-from ...results.read_run import REASON_COLUMN
+from ...results.run_columns import REASON_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system

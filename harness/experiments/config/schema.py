@@ -91,7 +91,7 @@ class ExperimentSchema(BaseModel):
     minute of `alpaca` is served (`_short`).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     # Systems.
     name: Annotated[str, Field(min_length=1)] = setting(

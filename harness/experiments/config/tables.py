@@ -47,7 +47,7 @@ class TuningRecord(BaseModel):
         best_value: the objective with the parameters chosen.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     note: str = ""
     command: str = ""
@@ -88,7 +88,7 @@ class ClientSchema(BaseModel):
     header's value another.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     base_urls: Several[str] = setting(
         CLIENT,
@@ -294,7 +294,7 @@ class ServerSchema(BaseModel):
     With `validated` every level is simulated afterwards, with step times fitted to the step log.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     args: Several[str] = setting(
         SERVERS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,47 @@ def loaded_by(statement: str, **environment: str) -> set[str]:
 )
 def test_modules_do_not_import_what_they_do_not_need(modules, without):
     assert loaded_by(f"import {modules}").isdisjoint(without)
+
+
+# Third-party packages: what typer and rich need of any release, and what the schema needs.
+_TYPER = {"typer", "annotated_doc", "click", "shellingham", "typing_extensions"}
+_RICH = {"rich", "markdown_it", "mdurl", "pygments", "linkify_it", "uc_micro"}
+_SCHEMA = {"pydantic", "pydantic_core", "annotated_types", "typing_inspection", "tomli_w"}
+_UNTIL_FIRST_CELL = """
+from slo_bench.harness.experiments.execution import workers
+def first_cell(*given, **named):
+    sys.exit(77)
+workers.run_cell = first_cell
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "before", "code", "allowed"),
+    [
+        ("--version", "", 0, _TYPER),
+        ("--help", "", 0, _TYPER | _RICH),
+        ("list systems", "", 0, _TYPER | _RICH | {"numpy"}),
+        (
+            "run --system vllm --rates 1 --requests 20 --seeds 1 --no-report",
+            _UNTIL_FIRST_CELL,
+            77,
+            _TYPER | _RICH | _SCHEMA | {"numpy"},
+        ),
+    ],
+)
+def test_commands_import_only_listed_packages(tmp_path, monkeypatch, words, before, code, allowed):
+    monkeypatch.chdir(tmp_path)
+    loaded = loaded_by(
+        f"import sys\n{before}\nsys.argv = ['slo-bench', *{words.split()}]\n"
+        "from slo_bench.cli.entry import main\ntry:\n    main()\n"
+        f"except SystemExit as ended:\n    assert (ended.code or 0) == {code}, ended.code\n"
+        "print('', *(f'imported:{name}' for name in sys.modules))"
+    )
+    top = {name.partition(":")[2].partition(".")[0] for name in loaded if "imported:" in name}
+    assert "slo_bench" in top
+    packages = {*packages_distributions()} - {"slo_bench"} - loaded_by("pass")
+    assert top & packages <= allowed
 
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GOTO_NUM_THREADS")

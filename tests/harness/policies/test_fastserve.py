@@ -29,7 +29,7 @@ class Unit:
     """A view in which a prompt token takes a tenth of a decode step."""
 
     def __init__(self) -> None:
-        self.predict = self
+        self.predict, self.policy_state = self, FastServe().new_state()
         self.emitted = 0
 
     def step_s(self, decode_seqs, decode_kv_tokens, chunks):
