@@ -76,14 +76,14 @@ CASES = {
         {
             "prefill_instances": "1,2",
             "max_num_batched_tokens": "512,1024,2048,8192",
-            "max_num_seqs": "16,64,256",
+            "max_num_seqs": "16,64",
         },
     ),
     "llumnix": (
         Experiment(systems="llumnix", gpus=2, slo="ttft=1.5,tpot=0.1", **CODE),
         {
             "max_num_batched_tokens": "256,512,1024,2048,4096,8192",
-            "max_num_seqs": "8,32,128,256",
+            "max_num_seqs": "8,32,256",
         },
     ),
 }

@@ -113,26 +113,24 @@ def pace_of(
     longest = requests_in(
         options.most_horizons * max(sample.horizon_s, sample.stay_s), rate_rps, sample.horizon_s
     )
-    requests = tuple(
-        max(LEAST_REQUESTS, math.ceil(max(longest, options.requests) * share)) for share in LADDER
-    )
+    budget = options.budget.extended(sample.horizon_s, rate_rps)
+    longest = max(options.requests, min(longest, budget.longest_run(rate_rps)))
+    requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
     runs: list[LevelSample] = []
-    restarts = 0
-    while len(runs) < len(requests):
+    for _ in range(_MOST_STEPS):
         place = len(runs)
         runs.append(runner.run(rate_rps, first_seed + place, requests[place]))
         if not runs[-1].valid:
             return None
-        away = _from_target(runs, target)
-        if abs(away) > _FAR_LOGITS and restarts < _MOST_STEPS:
-            rate_rps, runs, restarts = (
-                three_digits(_moved(rate_rps, away / slope)),
-                [],
-                restarts + 1,
+        away = _from_target(runs, target) / slope
+        if abs(away) * slope > _FAR_LOGITS:
+            rate_rps, runs = three_digits(_moved(rate_rps, away)), []
+        elif len(runs) == len(requests):
+            met = tuple(run.batch_met for run in runs)
+            return PruningThreshold(
+                trial, rate_rps, _moved(rate_rps, away), slope, gpus, met, requests
             )
-    met = tuple(run.batch_met for run in runs)
-    estimate_rps = _moved(rate_rps, away / slope)
-    return PruningThreshold(trial, rate_rps, estimate_rps, slope, gpus, met, requests)
+    return None
 
 
 def _climbed(
