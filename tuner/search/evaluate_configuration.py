@@ -51,6 +51,7 @@ _WORTH = 0.01  # of the capacity; a configuration that gains less need not be fo
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
 _MOST_STEPS = 14
+_WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
 
@@ -117,20 +118,19 @@ def pace_of(
     longest = max(options.requests, min(longest, budget.longest_run(rate_rps)))
     requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
     runs: list[LevelSample] = []
-    for _ in range(_MOST_STEPS):
+    widest = _WIDEST_MOVE  # halved at each move, so that moves end
+    while len(runs) < len(requests):
         place = len(runs)
         runs.append(runner.run(rate_rps, first_seed + place, requests[place]))
         if not runs[-1].valid:
             return None
-        away = _from_target(runs, target) / slope
-        if abs(away) * slope > _FAR_LOGITS:
-            rate_rps, runs = three_digits(_moved(rate_rps, away)), []
-        elif len(runs) == len(requests):
-            met = tuple(run.batch_met for run in runs)
-            return PruningThreshold(
-                trial, rate_rps, _moved(rate_rps, away), slope, gpus, met, requests
-            )
-    return None
+        away = _from_target(runs, target)
+        if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
+            move = min(max(away / slope, -widest), widest)
+            rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
+    met = tuple(run.batch_met for run in runs)
+    estimate_rps = _moved(rate_rps, away / slope)
+    return PruningThreshold(trial, rate_rps, estimate_rps, slope, gpus, met, requests)
 
 
 def _climbed(
