@@ -197,9 +197,10 @@ class InstanceRunner:
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        instance.bounds_known = False
         self.touch(instance)
-        self._ask(first)
+        first.earliest_release_s = release_s = instance.find_bounds()
+        if release_s < INF:
+            heappush(emitters, (release_s, first.index, first))
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""
