@@ -445,14 +445,11 @@ class Cluster:
         last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH:
-                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
-                    self._arrivals.ended(r.id, r.finish_s, answered=True)
-                if not tells:
-                    continue
-            elif reason is ReleaseReason.BEGUN and not tells:
+            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
+                self._arrivals.ended(r.id, r.finish_s, answered=True)
+            if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
-            elif self._is_apart:
+            if self._is_apart:
                 self._gone(release)
                 continue
             if time_s != last_s:
@@ -500,8 +497,7 @@ class Cluster:
         self._steps += len(together) - 1
         for release, version in together:
             if release.reason is _FINISH:
-                if self._prefilled:
-                    self._route_prefilled()
+                self._route_prefilled()
             else:
                 self._process(release, instance, version)
             if self._held and instance.role != EMBEDS:

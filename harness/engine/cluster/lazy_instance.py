@@ -311,11 +311,8 @@ class LazyInstance:
         """Prompt tokens that wait there or are on their way."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
-        tokens = self.engine.waiting_tokens
-        for r in self.engine.inbox:
-            if r.phase is WAITING:
-                tokens += r.target_tokens
-        return tokens
+        coming = [r.target_tokens for r in self.engine.inbox if r.phase is WAITING]
+        return self.engine.waiting_tokens + sum(coming)
 
     @property
     def view(self) -> LoopView:

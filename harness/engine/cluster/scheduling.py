@@ -130,13 +130,7 @@ class InstanceRunner:
 
     def _ask(self, device_group: DeviceGroup) -> None:
         """Note when the instances of the group may give a request back, in simulated seconds."""
-        instances = device_group.instances
-        earliest_release_s = instances[0].first_release_s()
-        if len(instances) > 1:
-            for instance in instances:
-                first_s = instance.first_release_s()
-                if first_s < earliest_release_s:
-                    earliest_release_s = first_s
+        earliest_release_s = min([i.first_release_s() for i in device_group.instances])
         if earliest_release_s != device_group.earliest_release_s:
             device_group.earliest_release_s = earliest_release_s
             if earliest_release_s < INF:
