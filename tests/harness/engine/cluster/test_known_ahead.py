@@ -59,7 +59,7 @@ def test_expected_free_blocks_and_waiting_tokens_equal_later_ones(monkeypatch):
     monkeypatch.setattr(LazyInstance, "has_free", checked_blocks)
     monkeypatch.setattr(LazyInstance, "waiting_tokens", property(checked_tokens))
     served(DistServe(2, 2))
-    served(Llumnix())
+    served(Llumnix(), instances=2)  # few, so that requests wait
     assert min(checks.values()) > 50, checks
 
 
@@ -86,10 +86,10 @@ def test_a_router_reads_again_only_instances_that_have_changed(monkeypatch):
         return bound
 
     monkeypatch.setattr(llumnix, "freeness_bound", counted("kept"))
-    records = served(Llumnix(), instances=12)
+    records = served(Llumnix(), instances=20)
     monkeypatch.setattr(llumnix, "freeness_bound", counted("all"))
     monkeypatch.setattr(Cluster, "kept", lambda self, value: np.array([value(i) for i in self.up]))
-    read_all = served(Llumnix(), instances=12)
+    read_all = served(Llumnix(), instances=20)
     assert np.array_equal(records.finish_s, read_all.finish_s)
     assert np.array_equal(records.instance, read_all.instance)
     assert 0 < reads["kept"] < reads["all"] / 3
