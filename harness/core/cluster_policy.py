@@ -482,11 +482,11 @@ class Router(Protocol):
         """Choose the instance that receives `r`."""
 
 
-def fewest_requests(cluster: ClusterView, role: str) -> Instance:
-    """`least_loaded` of the instances of a role, of which there must be one."""
+def fewest_requests(cluster: ClusterView, role: str) -> Instance | None:
+    """`least_loaded` of the instances of a role; None if there are none."""
     instances = cluster.role(role)
     if len(instances) < MANY:
-        return least_loaded(instances)
+        return least_loaded(instances) if instances else None
     return instances[int(cluster.kept(_n_requests, role).argmin())]
 
 

@@ -100,10 +100,9 @@ class Instance(Protocol):
     def prefilled_tokens(self) -> int:
         """Prompt tokens computed so far; an iteration under way counts as over."""
 
-    def waiting_tokens(self, enough: float) -> int:
-        """Prompt tokens of all requests that wait there or are on their way; counting ends at
-        `enough`.
-        """
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all requests that wait there or are on their way."""
 
     def has_free(self, blocks: int) -> bool:
         """Whether `free_blocks` is at least `blocks`; cheaper than reading it."""

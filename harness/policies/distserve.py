@@ -20,7 +20,7 @@ from ..core.phase_capacity import PhaseCapacity
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
 from .shared.disaggregated import DECODE, DisaggregatedPolicy
-from .shared.kv_transfer import KvNetwork, has_room
+from .shared.kv_transfer import KvNetwork
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,8 @@ class DistServe(DisaggregatedPolicy):
         network = cluster.links
         assert isinstance(network, NodeKvNetwork)
         near = [i for i in cluster.role(DECODE) if network.near(i, source)]
-        for instance in sorted(near, key=lambda i: (i.n_requests, i.index)):
-            if has_room(r.kv_tokens, instance, cluster.state):
-                return self.handed(r, instance, cluster)
-        return super().decode_instance(r, source, cluster)
+        near.sort(key=lambda i: (i.n_requests, i.index))
+        return self.handed(r, near, cluster) or super().decode_instance(r, source, cluster)
 
     def _counts_by_tp(self, gpus: int, prefill_tp: int, decode_tp: int) -> tuple[int, int]:
         """Numbers of prefill and decode instances on `gpus` GPUs of each pipeline stage."""

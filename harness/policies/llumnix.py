@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.cluster_policy import (
     HOLD,
-    INF,
+    MANY,
     Action,
     ClusterControl,
     ClusterView,
@@ -23,7 +23,7 @@ from ..core.instance import Instance
 from ..core.policy import parameter
 from ..core.state import Phase, RequestState
 from .shared.disaggregated import KvTransferPolicy
-from .shared.kv_transfer import ReservedBlocks, has_room, needed_blocks
+from .shared.kv_transfer import ReservedBlocks
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class Llumnix(KvTransferPolicy):
         }
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
-        if not cluster.up:
-            return HOLD
-        up, bounds = cluster.up, cluster.kept(freeness_bound)
+        up = cluster.up
+        if len(up) < MANY:
+            return max(up, key=lambda i: (freeness(i), -i.index), default=HOLD)
+        bounds = cluster.kept(freeness_bound)
         first = int(bounds.argmax())
         best = up[first]
         greatest = freeness(best)
@@ -82,9 +83,7 @@ class Llumnix(KvTransferPolicy):
             r = _shortest(source)
             if r is None:
                 continue
-            kv_tokens = source.view.kv_tokens(r)
-            if has_room(kv_tokens, target, promised):
-                promised.promise(r, target, needed_blocks(kv_tokens, target))
+            if promised.reserve(r, source.view.kv_tokens(r), target):
                 actions.append(MigrateLive(r, source, target, promised))
         return actions
 
@@ -125,14 +124,14 @@ class MigrateLive:
 def freeness(instance: Instance) -> float:
     """Freeness F of §4.4.1, in iterations."""
     free_tokens = instance.free_blocks * instance.kv_manager.block_size
-    return (free_tokens - instance.waiting_tokens(INF)) / max(1, instance.snapshot.n_running)
+    return (free_tokens - instance.waiting_tokens) / max(1, instance.snapshot.n_running)
 
 
 def freeness_bound(instance: Instance) -> float:
     """At least its freeness: as if its decodes had taken no blocks lately."""
     snapshot, kv_manager = instance.snapshot, instance.kv_manager
     free_tokens = kv_manager.free * kv_manager.block_size
-    return (free_tokens - instance.waiting_tokens(INF)) / max(1, snapshot.n_running)
+    return (free_tokens - instance.waiting_tokens) / max(1, snapshot.n_running)
 
 
 def _shortest(instance: Instance) -> RequestState | None:

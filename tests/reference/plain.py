@@ -104,6 +104,10 @@ class PlainInstance:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
         return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(r.target_tokens for r in self.waiting)
+
     def earliest_release_s(self) -> float:
         return max(self.ready_s(), self.blocked_till_s)
 

@@ -32,6 +32,8 @@ CASES = {
     "split": (2000, f"--system distserve {_DENSE} {_ONE.format('distserve')}"),
     "mooncake": (1500, f"--system mooncake {_DENSE} {_ONE.format('mooncake')}"),
     "banaserve": (1000, f"--system banaserve {_DENSE} {_ONE.format('banaserve')}"),
+    "llumnix": (1500, f"--system llumnix {_DENSE} --instances 3"),
+    "ascendra": (1500, f"--system ascendra {_DENSE} --instances 3"),
     "sarathi": (5000, f"--system sarathi {_CHAT} --rates 5"),
     "llumnix-8": (2000, f"--system llumnix {_CHAT} --rates 40 --instances 8"),
     "llumnix-256": (750, f"--system llumnix {_CHAT} --rates 1280 --instances 256"),

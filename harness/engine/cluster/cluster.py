@@ -99,6 +99,7 @@ class Cluster:
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
         self._travels = overrides(policy, "travel_s")
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
+        self._steps = 0  # events, and runs of instances between them
         self._steps_seen = self._fruitless = 0
         for instance in instances:
             instance.engine.reports_all_ends = self._tells
@@ -390,7 +391,7 @@ class Cluster:
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
         emitters = runner.emitters
-        steps = 0
+        look_at = LOOK_EVERY
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
         arrival_s = arrivals.next_s()
@@ -419,8 +420,9 @@ class Cluster:
                 r = arrivals.pop()
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
-            steps += 1
-            if steps % LOOK_EVERY == 0:
+            self._steps += 1
+            if self._steps >= look_at:
+                look_at += LOOK_EVERY
                 # Else instances that no policy reads collect requests.
                 for instance in self.instances:
                     self._runner.bring(instance)
@@ -437,20 +439,23 @@ class Cluster:
     # ---------------------------------------------------------------- what instances tell
 
     def _collect(self, instance: LazyInstance) -> None:
-        """Process the releases of an instance."""
+        """Process the releases of an instance; those of one moment are one event."""
         engine, tells = instance.engine, self._tells
+        together: list[tuple[Release, int]] = []
+        last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH:
-                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
-                    self._arrivals.ended(r.id, r.finish_s, answered=True)
-                if tells:
-                    self._call_at(time_s, self._left, (instance,))
-            elif tells or reason is not ReleaseReason.BEGUN:
-                if self._is_apart:
-                    self._gone(release)
-                else:
-                    self._call_at(time_s, self._process, (release, instance, r.version))
+            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
+                self._arrivals.ended(r.id, r.finish_s, answered=True)
+            if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
+                continue
+            if self._is_apart:
+                self._gone(release)
+                continue
+            if time_s != last_s:
+                together, last_s = [], time_s
+                self._call_at(time_s, self._released, (instance, together))
+            together.append((release, r.version))
         engine.outbox.clear()
         if len(engine.finished) >= _TOGETHER:
             self._record(instance)
@@ -488,6 +493,16 @@ class Cluster:
         else:
             self._sent(r, self._policy.route(r, self))
 
+    def _released(self, instance: LazyInstance, together: list[tuple[Release, int]]) -> None:
+        self._steps += len(together) - 1
+        for release, version in together:
+            if release.reason is _FINISH:
+                self._route_prefilled()
+            else:
+                self._process(release, instance, version)
+            if self._held and instance.role != EMBEDS:
+                self._offer_capacity(instance)
+
     def _process(self, release: Release, instance: LazyInstance, version: int) -> None:
         r, reason, time_s = release
         if reason is _HAND_OVER:
@@ -503,15 +518,6 @@ class Cluster:
             self._given_back(release)
         elif reason in (ReleaseReason.DROP, ReleaseReason.REJECT):
             self._gone(release)
-        if self._held and instance.role != EMBEDS:
-            self._offer_capacity(instance)
-
-    def _left(self, instance: LazyInstance) -> None:
-        """A request has ended at an instance."""
-        if self._prefilled:
-            self._route_prefilled()
-        if self._held and instance.role != EMBEDS:
-            self._offer_capacity(instance)
 
     def _route_prefilled(self) -> None:
         """Choose decode instances in the order of prefill; a request that must wait blocks later

@@ -216,17 +216,16 @@ class LazyInstance:
 
     def first_release_s(self) -> float:
         """When it may release a request first."""
-        if not self.bounds_known:
-            self._find_bounds()
-        return self._first_release_s
+        return self._first_release_s if self.bounds_known else self.find_bounds()
 
     def own_decode_only_s(self) -> float:
         """Until when nothing but decode steps happens, as far as it depends on this one."""
         if not self.bounds_known:
-            self._find_bounds()
+            self.find_bounds()
         return self._own_decode_only_s
 
-    def _find_bounds(self) -> None:
+    def find_bounds(self) -> float:
+        """Ask the engine again how far it can be known; `first_release_s`."""
         if self.simulated is None:
             self._first_release_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
             self._n_requests = self.engine.n_requests
@@ -236,6 +235,7 @@ class LazyInstance:
             self.bounds_known = True
             if len(self.device_group.instances) == 1:
                 self.decode_only_until_s = self._own_decode_only_s
+        return self._first_release_s
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
@@ -247,7 +247,7 @@ class LazyInstance:
             self._clock.bring(self)
             self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
         if not self.bounds_known:
-            self._find_bounds()
+            self.find_bounds()
 
     @property
     def n_requests(self) -> int:
@@ -306,24 +306,13 @@ class LazyInstance:
         view = self.engine.view
         return view.free_blocks, view.decode_kv_tokens
 
-    def waiting_tokens(self, enough: float) -> int:
-        """Prompt tokens that wait there or are on their way; counting ends at `enough`."""
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that wait there or are on their way."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
-        engine, tokens = self.engine, 0
-        if engine.view.n_waiting:
-            for r in engine.view.waiting():
-                if r.phase is WAITING:
-                    tokens += r.target_tokens
-                    if tokens >= enough:
-                        return tokens
-        if engine.inbox:
-            for r in engine.inbox:
-                if r.phase is WAITING:
-                    tokens += r.target_tokens
-                    if tokens >= enough:
-                        break
-        return tokens
+        coming = [r.target_tokens for r in self.engine.inbox if r.phase is WAITING]
+        return self.engine.waiting_tokens + sum(coming)
 
     @property
     def view(self) -> LoopView:

@@ -130,13 +130,7 @@ class InstanceRunner:
 
     def _ask(self, device_group: DeviceGroup) -> None:
         """Note when the instances of the group may give a request back, in simulated seconds."""
-        instances = device_group.instances
-        earliest_release_s = instances[0].first_release_s()
-        if len(instances) > 1:
-            for instance in instances:
-                first_s = instance.first_release_s()
-                if first_s < earliest_release_s:
-                    earliest_release_s = first_s
+        earliest_release_s = min([i.first_release_s() for i in device_group.instances])
         if earliest_release_s != device_group.earliest_release_s:
             device_group.earliest_release_s = earliest_release_s
             if earliest_release_s < INF:
@@ -197,9 +191,10 @@ class InstanceRunner:
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        instance.bounds_known = False
         self.touch(instance)
-        self._ask(first)
+        first.earliest_release_s = release_s = instance.find_bounds()
+        if release_s < INF:
+            heappush(emitters, (release_s, first.index, first))
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""

@@ -93,6 +93,11 @@ class BatchInstance:
         """Requests that wait, run or are in transit to this instance."""
         return len(self.decoding) + self.waiting.live + len(self.inbox)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests that wait."""
+        return sum(r.target_tokens for r in self.waiting)
+
     def next_lookup_s(self) -> float:
         return self.ready_s()
 

@@ -92,6 +92,7 @@ class BatchState(DecodeCounters):
         "timeouts",
         "view",
         "waiting",
+        "waiting_tokens",
     )
 
     def __init__(
@@ -116,6 +117,7 @@ class BatchState(DecodeCounters):
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
         self.waiting = _queue(policy, self._key_view, kv_manager)
+        self.waiting_tokens = 0  # that the waiting requests lack
         self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
@@ -188,11 +190,19 @@ class BatchState(DecodeCounters):
             if self._calls_admit and self.policy.admit(r, self.view) is Admission.REJECT:
                 self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
                 continue
-            self.waiting.push(r)
+            self._put_in_queue(r)
             if self._calls_timeout and not r.emitted_tokens:
                 timeout = self.policy.timeout(r, self.view)
                 if timeout is not None:
                     heappush(self.timeouts, (timeout.time_s, r.seq, r.version, r, timeout.reason))
+
+    def _put_in_queue(self, r: RequestState) -> None:
+        self.waiting.push(r)
+        self.waiting_tokens += r.target_tokens
+
+    def _leave_queue(self, r: RequestState) -> None:
+        self.waiting.remove(r)
+        self.waiting_tokens -= r.target_tokens
 
     def expire_timeouts(self) -> None:
         """Release waiting requests whose timeout has come and that have not begun."""
@@ -200,7 +210,7 @@ class BatchState(DecodeCounters):
         while timeouts and timeouts[0][0] <= self.now_s:
             _, _, version, r, reason = heappop(timeouts)
             if version == r.version:
-                self.waiting.remove(r)
+                self._leave_queue(r)
                 self.outbox.append(Release(r, reason, self.now_s))
                 self._must_refill = True
 
@@ -223,7 +233,7 @@ class BatchState(DecodeCounters):
         until `free_transferred`.
         """
         if r.phase is WAITING:
-            self.waiting.remove(r)
+            self._leave_queue(r)
         elif r.phase is _SWAPPED:
             self.swapped.remove(r)
             self._leave_host(r)
@@ -289,6 +299,7 @@ class BatchState(DecodeCounters):
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
         self.kv_manager.forget()
         self.waiting = _queue(self.policy, self._key_view, self.kv_manager)
+        self.waiting_tokens = 0
         self.inbox.clear()
         self.swapped.clear()
         self.stalled.clear()

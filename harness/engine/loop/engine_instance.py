@@ -54,6 +54,10 @@ class EngineInstance(Protocol):
     def n_requests(self) -> int:
         """Requests that wait, run or are in transit to it."""
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that requests which wait for prefill must have computed."""
+
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report, apart from requests that are still sent to it
         before then.

@@ -17,7 +17,7 @@ from .batch_state import INF, BatchState
 
 _DONE, _PREFILL = Phase.DONE, Phase.PREFILL
 _SWAPPED = NextQueue.SWAPPED
-_HAND_OVER = ReleaseReason.HAND_OVER
+_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -192,7 +192,7 @@ class Loop(BatchState):
             victim.target_tokens = victim.prompt_tokens + victim.emitted_tokens
             victim.kv_tokens = 0
             victim.recomputes += 1
-            self.waiting.push(victim)
+            self._put_in_queue(victim)
 
     # ---------------------------------------------------------------- admission
 
@@ -246,8 +246,9 @@ class Loop(BatchState):
                 break
             if first:
                 waiting.take_head()
+                self.waiting_tokens -= r.target_tokens
             else:
-                waiting.remove(r)
+                self._leave_queue(r)
             entered = True
             if units:
                 self.swap_s += kv_manager.allocate(r, units)
@@ -481,6 +482,6 @@ class Loop(BatchState):
         self.finished.append(r)
         self._must_refill = True
         if r.notify_on_finish or self.reports_all_ends:
-            self.outbox.append(Release.finish(r))
+            self.outbox.append(Release(r, _FINISH, r.finish_s))
         if self._calls_on_finished:
             self.policy.on_finished(r, self.view)

@@ -132,9 +132,8 @@ class SharedGpuInstance:
     def unbegun_tokens(self) -> int:
         """Prompt tokens that are here and not computed."""
         engine = self.instance
-        waiting = sum(r.target_tokens for r in engine.waiting) if engine.waiting.live else 0
         coming = sum(r.target_tokens for r in engine.inbox)
-        return engine.prefill_pending + waiting + coming
+        return engine.prefill_pending + engine.waiting_tokens + coming
 
     @property
     def coming_pages(self) -> int:

@@ -220,12 +220,13 @@ class SimulatedInstance(Loop):
             return earliest_s, decode_only_s, n_requests
         steps = self.next_end_tick() - self.tick
         lasts = self._lasts(steps)
+        but_last_s, span_s = self._spans_s(seqs, steps)
         if predictable and steps > 1 and (lasts or self._lasts(steps - 1)):
-            decode_only_s = now_s + self._span_s(seqs, steps - 1) * _ROUNDING
+            decode_only_s = now_s + but_last_s * _ROUNDING
         if ends:
             if not lasts:  # preempted requests lengthen steps no more
                 return now_s, decode_only_s, n_requests
-            ends_s = now_s + self._span_s(seqs, steps) * _ROUNDING
+            ends_s = now_s + span_s * _ROUNDING
             if ends_s < earliest_s:
                 earliest_s = ends_s
         return earliest_s, decode_only_s, n_requests
@@ -276,14 +277,19 @@ class SimulatedInstance(Loop):
             self._line_tail_s = self.tail_s()
         return self._base_s + self._token_s * kv_sum + self._line_tail_s
 
-    def _span_s(self, seqs: int, steps: int) -> float:
-        """Seconds of the next decode steps of `seqs` requests."""
-        if self._linear is None:
-            return self._span_of(seqs, self.kv_sum, steps)
-        first_s, token_s = self._first_s(seqs), self._token_s
-        if self.kv_sum + (steps - 1) * seqs >= self._line_end:
-            return self._span_of(seqs, self.kv_sum, steps)
-        return steps * first_s + token_s * seqs * (steps * (steps - 1) * 0.5)
+    def _spans_s(self, seqs: int, steps: int) -> tuple[float, float]:
+        """Seconds of the next decode steps of `seqs` requests: without the last one, and all."""
+        fewer = steps - 1
+        last_kv = self.kv_sum + fewer * seqs
+        first_s = -1.0 if self._linear is None else self._first_s(seqs)
+        growth_s, line_end = self._token_s * seqs, self._line_end
+        if last_kv - seqs < line_end:
+            but_last_s = fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)
+        else:
+            but_last_s = self._span_of(seqs, self.kv_sum, fewer) if fewer else 0.0
+        if last_kv < line_end:
+            return but_last_s, steps * first_s + growth_s * (steps * fewer * 0.5)
+        return but_last_s, self._span_of(seqs, self.kv_sum, steps)
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
@@ -432,11 +438,7 @@ class SimulatedInstance(Loop):
         if used > measures.kv_peak:
             measures.kv_peak = used
         measures.decode_step(now_s, seqs)
-        if ends[0][0] <= tick and self.finish_due():
-            if now_s >= measures.next_sample_s:
-                self._sample()
-            return True
-        steps = self.next_end_tick() - tick
+        ended = ends[0][0] <= tick and self.finish_due()
         until_s = measures.next_sample_s
         if horizon_s < until_s:
             until_s = horizon_s
@@ -446,6 +448,11 @@ class SimulatedInstance(Loop):
             until_s = self.inbox[0].visible_s
         if self.timeouts and self.timeouts[0][0] < until_s:
             until_s = self.timeouts[0][0]
+        if ended or now_s >= until_s:
+            if now_s >= measures.next_sample_s:
+                self._sample()
+            return True
+        steps = self.next_end_tick() - tick
         token_s = self._token_s
         if kv_sum < self._line_end:
             first_s = self._base_s + token_s * kv_sum + self._line_tail_s

@@ -36,7 +36,7 @@ from ..routers import PrefixAware
 from ..shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 from ..shared.instance_load import decode_load, decode_use, queued_tokens
 from ..shared.kv_store_parameters import SharedStoreLedgers
-from ..shared.kv_transfer import KvNetwork, ReservedBlocks, has_room
+from ..shared.kv_transfer import KvNetwork, ReservedBlocks
 from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
@@ -252,12 +252,12 @@ class BanaServe(DisaggregatedPolicy):
             (decode_load(instance, state.blocks(instance)), instance.index, instance)
             for instance in cluster.role(DECODE)
         ]
-        for _, _, instance in sorted(uses):
-            if has_room(r.kv_tokens, instance, state):
-                state.held.pop(r, None)
-                return self.handed(r, instance, cluster)
-        state.held[r] = r.kv_tokens
-        return HOLD
+        instance = self.handed(r, [instance for _, _, instance in sorted(uses)], cluster)
+        if instance is None:
+            state.held[r] = r.kv_tokens
+            return HOLD
+        state.held.pop(r, None)
+        return instance
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         state: BanaServeState = cluster.state

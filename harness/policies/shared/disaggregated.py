@@ -24,7 +24,7 @@ from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.phase_capacity import PhaseCapacity
 from ...core.policy import AnyPolicy, parameter
 from ...core.state import Release, RequestState
-from .kv_transfer import KvNetwork, ReservedBlocks, has_room, needed_blocks
+from .kv_transfer import KvNetwork, ReservedBlocks
 
 PREFILL, DECODE = "prefill", "decode"
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
@@ -137,27 +137,28 @@ class DisaggregatedPolicy(KvTransferPolicy):
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Choose the prefill instance with the fewest requests."""
-        instances = cluster.role(PREFILL)
-        return fewest_requests(cluster, PREFILL) if instances else HOLD
+        return fewest_requests(cluster, PREFILL) or HOLD
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
         """Decode where the fewest are, among those that have room."""
-        instances = cluster.role(DECODE)
-        if not instances:
-            return HOLD
         first = fewest_requests(cluster, DECODE)
-        if has_room(r.kv_tokens, first, cluster.state):
-            return self.handed(r, first, cluster)
-        for instance in sorted(instances, key=lambda s: (s.n_requests, s.index)):
-            if has_room(r.kv_tokens, instance, cluster.state):
-                return self.handed(r, instance, cluster)
-        return HOLD
+        if first is None:
+            return HOLD
+        chosen = self.handed(r, (first,), cluster)
+        if chosen is None:
+            by_requests = sorted(cluster.role(DECODE), key=lambda s: (s.n_requests, s.index))
+            chosen = self.handed(r, by_requests, cluster)
+        return chosen or HOLD
 
-    def handed(self, r: RequestState, instance: Instance, cluster: ClusterView) -> Instance:
-        """`instance`, with blocks promised to `r` there."""
-        promised: ReservedBlocks = cluster.state
-        promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
-        cluster.counters.add("handovers", r)
-        return instance
+    def handed(
+        self, r: RequestState, instances: Sequence[Instance], cluster: ClusterView
+    ) -> Instance | None:
+        """The first of `instances` that has room for the KV of `r`, with blocks reserved there."""
+        reserved: ReservedBlocks = cluster.state
+        for instance in instances:
+            if reserved.reserve(r, r.kv_tokens, instance):
+                cluster.counters.add("handovers", r)
+                return instance
+        return None

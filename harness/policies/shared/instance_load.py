@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 from ...core.instance import Instance
 from ...core.state import RequestState
-from ...core.view import View
 
 
-def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
-    """Prompt tokens that are still to be computed there; counting ends at `enough`."""
-    return _queued_tokens(instance, instance.snapshot, enough)
-
-
-def _queued_tokens(instance: Instance, snapshot: View, enough: float) -> int:
+def queued_tokens(instance: Instance) -> int:
+    """Prompt tokens that are still to be computed there."""
+    snapshot = instance.snapshot
     unfilled = snapshot.remaining_prefill_tokens if snapshot.n_prefilling else 0
-    return unfilled + instance.waiting_tokens(enough)
+    return unfilled + instance.waiting_tokens
 
 
 def decode_use(instance: Instance) -> float:
     """Share of the GPU's arithmetic that decoding takes (Eq. 4-22 and 4-23)."""
-    return _decode_use(instance, instance.snapshot.n_decoding)
-
-
-def _decode_use(instance: Instance, n: int) -> float:
+    n = instance.snapshot.n_decoding
     if not n:
         return 0.0
     step_s = instance.step_time.step_s(n, instance.decode_kv_tokens, ())
@@ -60,9 +51,8 @@ def compute_use(instance: Instance, window_s: float) -> float:
     """C / Cmax of Eq. 4-28: the share of the GPU's arithmetic in the next `window_s` seconds
     without new arrivals: waiting prompts and decodes.
     """
-    each_s, snapshot = instance.sizes.s_per_token, instance.snapshot
-    prompts = _queued_tokens(instance, snapshot, window_s / each_s) * each_s / window_s
-    return min(1.0, prompts + _decode_use(instance, snapshot.n_decoding))
+    prompts = queued_tokens(instance) * instance.sizes.s_per_token / window_s
+    return min(1.0, prompts + decode_use(instance))
 
 
 def ends_in_s(r: RequestState, instance: Instance, answer_tokens: int) -> float:

@@ -41,6 +41,18 @@ class ReservedBlocks:
     promised: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
     total: dict[int, int] = field(default_factory=dict)
 
+    def reserve(self, r: RequestState, kv_tokens: int, instance: Instance) -> bool:
+        """Reserve blocks for so much KV of `r` and its next token, if it could enter with them if
+        no other came.
+        """
+        blocks = kv_tokens // instance.kv_manager.block_size + 1
+        if not instance.has_free(blocks + self.blocks(instance)):
+            return False
+        index = instance.index
+        self.promised.setdefault(index, {})[r] = blocks
+        self.total[index] = self.total.get(index, 0) + blocks
+        return True
+
     def blocks(self, instance: Instance) -> int:
         """Reserved blocks of one instance. A reservation ends when its request has entered or has
         no KV to transfer; that is detected once all earlier reservations have ended, too.
@@ -49,37 +61,14 @@ class ReservedBlocks:
         promised = self.promised.get(index)
         while promised:
             r = next(iter(promised))
-            if not _settled(r, index):
+            phase = r.phase
+            if phase is _SWAPPED or not (
+                r.instance == index or phase is _WAITING or phase is _DONE
+            ):
                 return self.total[index]
             self.total[index] -= promised.pop(r)
         return 0
 
-    def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
-        """Reserve `blocks` blocks for `r`."""
-        index = instance.index
-        promised = self.promised.get(index)
-        if promised is None:
-            promised, self.total[index] = self.promised.setdefault(index, {}), 0
-        promised[r] = blocks
-        self.total[index] += blocks
-
     def drop(self, r: RequestState, instance: Instance) -> None:
         """Cancel the reservation of `r`."""
         self.total[instance.index] -= self.promised[instance.index].pop(r, 0)
-
-
-def _settled(r: RequestState, index: int) -> bool:
-    phase = r.phase
-    if phase is _SWAPPED:
-        return False
-    return r.instance == index or phase is _WAITING or phase is _DONE
-
-
-def needed_blocks(kv_tokens: int, instance: Instance) -> int:
-    """Blocks for so much KV and the next token."""
-    return kv_tokens // instance.kv_manager.block_size + 1
-
-
-def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
-    """Whether a request with `blocks` blocks of KV could enter if no other came."""
-    return instance.has_free(needed_blocks(kv_tokens, instance) + promised.blocks(instance))
