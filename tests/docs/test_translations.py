@@ -17,8 +17,6 @@ PAIRS = [
     (ROOT / "README.md", ROOT / "README.zh-CN.md"),
     *((DOCS / f"{name}.md", DOCS / "zh" / f"{name}.md") for name in TEN),
 ]
-# Its training takes long, and the extra `encoder`: `scripts/page_outputs.py guide-predictor`.
-WITHOUT_OUTPUT_YET = ("guide-predictor",)
 OUTPUT = re.compile(r"<!-- output -->\n\n```text\n(.+?)```\n\n<!-- end -->", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -59,9 +57,7 @@ def test_page_of_a_job_has_command_output_reading_and_next_step(name):
         (DOCS / "zh", "如何解读", "下一步"),
     ):
         text = (folder / f"{name}.md").read_text(encoding="utf-8")
-        assert OUTPUT.search(text) or name in WITHOUT_OUTPUT_YET, (
-            f"{name}: python scripts/page_outputs.py {name}"
-        )
+        assert OUTPUT.search(text), f"{name}: python scripts/page_outputs.py {name}"
         if name != "guide-policy":
             places = [text.index(part) for part in ("```", f"## {reading}", f"## {following}")]
             assert places == sorted(places)
