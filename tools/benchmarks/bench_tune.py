@@ -11,7 +11,7 @@ last search may exceed the requests.
 
 Printed is the share of the best point's capacity: mean with a 95 % bootstrap interval over the
 seeds, median, lowest tenth, and how many reach 99 %; and by how much the mean of `tune` is ahead.
-The method was settled on the first three spaces; the others (HELD_BACK) were run once, after that.
+The method was settled without the spaces HELD_BACK.
 """
 
 from __future__ import annotations
