@@ -83,7 +83,7 @@ backends:
 browser:
     python -m pytest -m browser -n 2
 
-# wheel and sdist in dist/, tried where nothing else is installed
+# wheels and sdist in dist/, tried where nothing else is installed
 release:
     .ci/release dist
 

@@ -9,12 +9,12 @@ from .interrupts import leave, settle, watch
 from .standard_streams import exit_code_of, lost_output, prepare
 
 # Objects between two collections: imports make hundreds of thousands that all stay.
-_COLLECT_AFTER = 20_000
+COLLECT_AFTER = 20_000
 
 
 def main() -> None:
     """Run `slo-bench`; its modules are imported here."""
-    gc.set_threshold(_COLLECT_AFTER)
+    gc.set_threshold(COLLECT_AFTER)
     try:
         watch()
         prepare()

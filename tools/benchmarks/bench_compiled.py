@@ -9,6 +9,7 @@ process and of the simulation in it, which is what is compiled for the most part
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -24,6 +25,9 @@ RATE_RPS = 5.0
 
 def measured(words: list[str]) -> tuple[float, float]:
     """Run a command of slo-bench in this process; CPU seconds of all, and of the simulation."""
+    from slo_bench.cli import entry
+
+    gc.set_threshold(entry.COLLECT_AFTER)  # before the imports, as `slo-bench` does
     from slo_bench.cli.main import app
     from slo_bench.harness.experiments.execution import cells
 
