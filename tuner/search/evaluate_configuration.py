@@ -115,7 +115,7 @@ def pace_of(
         options.most_horizons * max(sample.horizon_s, sample.stay_s), rate_rps, sample.horizon_s
     )
     budget = options.budget.extended(sample.horizon_s, rate_rps)
-    longest = max(options.requests, min(longest, budget.longest_run(rate_rps)))
+    longest = max(options.requests, int(min(longest, budget.longest_run(rate_rps))))
     requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
     runs: list[LevelSample] = []
     widest = _WIDEST_MOVE  # halved at each move, so that moves end
