@@ -91,6 +91,7 @@ EXCEPTIONS = {
     "harness/load_generator/http/single_request.py": "tests/harness/experiments/test_attaching.py",
     "harness/load_generator/metrics_source.py": "tests/cli/test_observe_command.py",
     "harness/policies/paper_columns.py": "tests/harness/results/test_metrics.py",
+    "harness/results/run_columns.py": "tests/harness/experiments/test_startup_imports.py",
     "harness/policies/shared/instance_load.py": "tests/harness/engine/cluster/test_known_ahead.py",
     "harness/policies/vllm_layerwise.py": "tests/harness/engine/cluster/test_instances_apart.py",
     "harness/results/run_checkpoint.py": "tests/tuner/capacity/test_capacity_folder.py",

@@ -448,9 +448,9 @@ def typed_for(command: str) -> str:
             at = words.index(option) + 1
             words[at] = f"{int(words[at]) / 10:g}"
     if re.search(r"--base-url|--backend|profile run|^python", command) and verb in ON_A_SERVER:
-        return shlex.join([*words, *shlex.split(ON_A_SERVER[verb])])
+        return shlex.join(with_settings(words, ON_A_SERVER[verb]))
     for option in {*words} & {*BESIDE}:
-        words += shlex.split(BESIDE[option])
+        words = with_settings(words, BESIDE[option])
     if words[1:3] == ["profile", "fit"] and "--like" in words:
         words += ["--degrees", "1"]
     if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
@@ -459,10 +459,27 @@ def typed_for(command: str) -> str:
     options = {*words, *(instead[word] for word in words if word in instead)}
     if "--resume" in words:
         options |= {"--requests", "--seeds"}  # the experiment is in the folder
-    for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(verb, "")):
-        if setting.split()[0] not in options:
-            words += setting.split()
+    for option, *value in settings_in(LEFT_OPEN.get(verb, "")):
+        if option not in options:
+            words += [option, *value]
     return shlex.join(words)
+
+
+def settings_in(text: str) -> list[list[str]]:
+    """Options with their values, if any."""
+    return [setting.split() for setting in re.findall(r"--\S+(?: [^-]\S*)?", text)]
+
+
+def with_settings(words: Sequence[str], text: str) -> list[str]:
+    """The words of a command with these options; values of its own are replaced."""
+    words = list(words)
+    for option, *value in settings_in(text):
+        if option in words:
+            at = words.index(option) + 1
+            words[at : at + len(value)] = value
+        else:
+            words += [option, *value]
+    return words
 
 
 class Standing:

@@ -102,14 +102,15 @@ class TorchKVCacheManager(KVCacheManager):
 
     def release(self, r: RequestState) -> None:
         """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
-        self.keep_answer(r)
         table = self._tables.pop(r, [])
         self.last_released = table.copy()
-        self._name_units(r, table)
         for block in table[len(r.shared or ()) * self.unit_blocks :]:
             heappush(self._free_ids, block)
         table.clear()
         super().release(r)
+
+    def keep_answer(self, r: RequestState) -> None:
+        """Nothing: blocks of answers are free at once, which the simulator and vLLM do otherwise."""
 
     def evict(self, held: int = 0) -> None:
         before = len(self.idle)
@@ -118,7 +119,7 @@ class TorchKVCacheManager(KVCacheManager):
         super().evict(held)
         assert before - len(self.idle) == len(oldest)
         for unit in oldest:
-            for block in self._unit_ids.pop(unit, ()):  # none, where nothing was executed
+            for block in self._unit_ids.pop(unit):
                 heappush(self._free_ids, block)
 
     def forget(self) -> None:
