@@ -37,7 +37,7 @@ def served(cluster, instances=4):
 
 
 def test_expected_free_blocks_and_waiting_tokens_equal_later_ones(monkeypatch):
-    has_free, waiting_tokens = LazyInstance.has_free, LazyInstance.waiting_tokens.fget
+    has_free, waiting_tokens = LazyInstance.has_free, LazyInstance.waiting_tokens.__get__
     checks = {"blocks": 0, "tokens": 0, "some": 0}
 
     def checked_blocks(self, blocks):
