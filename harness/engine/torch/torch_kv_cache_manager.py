@@ -110,7 +110,7 @@ class TorchKVCacheManager(KVCacheManager):
         super().release(r)
 
     def keep_answer(self, r: RequestState) -> None:
-        """Nothing: blocks of answers are free at once, which the simulator and vLLM do otherwise."""
+        """Nothing: blocks of answers are free at once, unlike in the simulator and vLLM."""
 
     def evict(self, held: int = 0) -> None:
         before = len(self.idle)
