@@ -109,9 +109,6 @@ class TorchKVCacheManager(KVCacheManager):
         table.clear()
         super().release(r)
 
-    def keep_answer(self, r: RequestState) -> None:
-        """Nothing: blocks of answers are free at once, unlike in the simulator and vLLM."""
-
     def evict(self, held: int = 0) -> None:
         before = len(self.idle)
         excess = self.idle_blocks - max(0, self.free - held)
