@@ -20,8 +20,8 @@ class SingleValues(TyperCommand):
             SloBenchError: an option of one value is given twice; the first would not count.
         """
         if not ctx.resilient_parsing:
-            *_, given = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter, times in Counter(given).items():
+            *_, in_order = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter, times in Counter(in_order).items():
                 if isinstance(parameter, TyperOption) and times > 1 and not _takes_all(parameter):
                     name = max(parameter.opts, key=len)
                     raise SloBenchError(f"{name} takes one value but is given {times} times")

@@ -66,15 +66,13 @@ def main() -> None:
     """Write the last screens of the named commands, or of all."""
     if shutil.which("tmux") is None:
         raise SystemExit("tmux is missing: apt-get install tmux")
-    prepared_by_name = importlib.import_module(
-        "page_outputs"
-    ).PREPARED  # the script beside this one
+    page_outputs = importlib.import_module("page_outputs")  # the script beside this one
 
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         for name in sys.argv[1:] or COMMANDS:
-            prepared = prepared_by_name.get(name, lambda _: contextlib.nullcontext())
+            prepared = page_outputs.PREPARED.get(name, lambda _: contextlib.nullcontext())
             with prepared(folder):
                 for command in BEFORE.get(name, ()):
                     if not (folder / command.split()[-1]).exists():
