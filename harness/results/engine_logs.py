@@ -143,8 +143,8 @@ def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
     path = Path(path)
     folder = path.parent.parent
     if cell is None and path.parent.name == "requests" and (folder / "cells.csv").is_file():
-        [cell_of_file, *_] = (path.name.removesuffix(s) for s in _SUFFIXES if path.name.endswith(s))
-        return measured_logs(folder, cell_of_file)
+        names = (path.name.removesuffix(s) for s in _SUFFIXES if path.name.endswith(s))
+        return measured_logs(folder, next(names, path.name))
     table = path / "cells.csv"
     if not table.is_file():
         return [read_log(path, cell)]

@@ -20,7 +20,7 @@ from ....workloads.errors import SloBenchError
 from ..replay.snapped_replay import Span
 
 # Tokens of a step at which factors are learned: sizes of CUDA graphs, then of chunks.
-FACTOR_BOUNDS = (0.2, 5.0)
+FACTOR_BOUNDS = (0.2, 5.0)  # within which a factor is searched: assumed
 KNOTS = (1.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 _MIN_SPANS = 20
 # Weight of a time between two events: clocks of a log, and steps that are not linear layers.
