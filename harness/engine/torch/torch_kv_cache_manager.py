@@ -210,7 +210,7 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         if unit not in self._unit_ids:
             TorchKVCacheManager.evict(self)  # then there are as many free ids as free blocks
             count = self.unit_blocks
-            if len(self._free_ids) < count:  # counts are ahead of ids; why is not known
+            if len(self._free_ids) < count:  # requests of this step have ids not yet counted
                 TorchKVCacheManager.evict(self, self.free - self.idle_blocks + count)
             self._unit_ids[unit] = [heappop(self._free_ids) for _ in range(count)]
             self._coming[unit] = None

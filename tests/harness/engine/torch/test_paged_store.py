@@ -181,6 +181,38 @@ def test_units_move_down_a_tier_and_are_loaded_again(tmp_path: Path, decoder: De
     assert tiers.places() == [[5, 6], [1, 4]]
 
 
+class _HasAll:
+    """A store that has every unit."""
+
+    def __init__(self) -> None:
+        self.new: dict[int, None] = {}
+
+    def __contains__(self, unit: int) -> bool:
+        return True
+
+    def load_s(self, units: object) -> float:
+        return 0.0
+
+    def put(self, units: object) -> None:
+        pass
+
+
+def test_loaded_units_take_ids_of_idle_ones_where_a_step_has_ids_not_yet_counted() -> None:
+    """A request that entered with the same step holds blocks that `free` does not know yet."""
+    kv_manager = PagedStoreKVCacheManager(_HasAll(), 4, BLOCK, 0, BLOCK)  # type: ignore[arg-type]
+    gone, entered, loading = (
+        RequestState(row, 0.0, 2 * BLOCK, 1, row, NO_SLO, prefix_blocks=hashes)
+        for row, hashes in enumerate([(1, 2), (7, 8), (3, 4)])
+    )
+    kv_manager.free, gone.blocks = 2, 2
+    kv_manager.cache_scheduled(gone, 2 * BLOCK)
+    kv_manager.release(gone)
+    kv_manager.cache_scheduled(entered, 2 * BLOCK)  # all four ids are in use, two by idle units
+    kv_manager.allocate(loading, 1)
+    assert not set(kv_manager.table(loading)) & set(kv_manager.table(entered))
+    assert list(kv_manager.idle) == [1]
+
+
 def test_kv_store_of_another_model_is_refused(tmp_path: Path, decoder: Decoder) -> None:
     store = folders(tmp_path, decoder, 2)
     Tiers(store, unit_shape(decoder, 1, BLOCK), "one")
