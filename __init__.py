@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from . import policy as policy
     from .harness.experiments.experiment import Experiment as Experiment
     from .harness.experiments.experiment import RunResult as RunResult
-    from .harness.experiments.experiment import suites as suites
+    from .harness.experiments.suite_files import suites as suites
     from .policy import *  # noqa: F403
     from .reports.compare.comparing import compare as compare
     from .reports.compare.comparing import read_results as read_results

@@ -28,7 +28,7 @@ def init(
     """Write an experiment file with a comment on every setting, to edit and to run."""
     from ...harness.experiments.config.experiment_file import read_toml
     from ...harness.experiments.config.template import template
-    from ...harness.experiments.experiment import suites
+    from ...harness.experiments.suite_files import suites
     from ...workloads.whole_file import write_whole
 
     suite_files = suites()

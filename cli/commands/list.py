@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from ...workloads.errors import UnknownNameError
-from ..options.names import KINDS, Entry, complete_kind, complete_name, model_entry
+from ..options.names import KINDS, Entry, complete_kind, complete_name, in_brief, model_entry
 from ..options.parameters import argument, flag
 
 EXAMPLES = (
@@ -21,15 +21,7 @@ EXAMPLES = (
     "slo-bench list gpus --json",
 )
 
-_BRIEFLY = {
-    "gpus": ("name", "memory_gib", "bandwidth_gb_per_s", "tflops_16bit", "power_w", "usd_per_hour"),
-    "models": (
-        *("name", "family", "parameters_billions"),
-        *("layers", "context_tokens", "checkpoint_dtype"),
-    ),
-    "systems": ("name", "description"),
-    "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
-}
+_HAVE_MORE = ("gpus", "models", "systems", "workloads", "compatibility")
 
 
 def list_names(
@@ -50,7 +42,7 @@ def list_names(
     """List the names that other commands accept, or show the details of one name."""
     if kind not in KINDS:
         raise UnknownNameError("list", kind, KINDS)
-    entries = KINDS[kind]()
+    entries = in_brief(kind) if name is None and not as_json else KINDS[kind]()
     if name is not None:
         there = [str(entry["name"]) for entry in entries]
         if name in there:
@@ -78,10 +70,6 @@ app = list_names  # `list` itself is a name of Python
 
 
 def _show_all(kind: str, entries: list[Entry]) -> None:
-    if kind == "compatibility":  # reasons are shown only for a single name
-        entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
-    elif kind in _BRIEFLY:
-        entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
     heads = {c: c.removeprefix("checkpoint_").replace("_", " ") for c in entries[0]}
     numbers = [
         head
@@ -90,7 +78,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
     ]
     rows = [[_shown(value) for value in entry.values()] for entry in entries]
     _print(list(heads.values()), rows, numbers=numbers, unbroken=("name", *numbers))
-    if kind in (*_BRIEFLY, "compatibility"):
+    if kind in _HAVE_MORE:
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
 
 

@@ -119,7 +119,7 @@ def _workloads() -> list[Entry]:
 
 
 def _suites() -> list[Entry]:
-    from ...harness.experiments.experiment import suites
+    from ...harness.experiments.suite_files import suites
 
     return [
         {"name": name, "question": _first_sentences(path.read_text("utf-8"))}
@@ -172,9 +172,43 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
 }
 
 
+_BRIEFLY = {
+    "gpus": ("name", "memory_gib", "bandwidth_gb_per_s", "tflops_16bit", "power_w", "usd_per_hour"),
+    "models": (
+        *("name", "family", "parameters_billions"),
+        *("layers", "context_tokens", "checkpoint_dtype"),
+    ),
+    "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
+}
+
+
+def in_brief(kind: str) -> list[Entry]:
+    """The columns that `list KIND` prints; of systems without importing their policies."""
+    if kind == "systems":
+        return _described_systems()
+    if kind == "compatibility":  # reasons are shown only for a single name
+        return [{c: str(v).partition(":")[0] for c, v in e.items()} for e in KINDS[kind]()]
+    entries = KINDS[kind]()
+    return [{column: entry[column] for column in _BRIEFLY.get(kind, entry)} for entry in entries]
+
+
+def _described_systems() -> list[Entry]:
+    from importlib.metadata import entry_points
+
+    from ...harness.policies.stock import ENTRY_POINT_GROUP, STOCK
+
+    described: dict[str, str] = {name: stock.description for name, stock in STOCK.items()}
+    if any(entry.name not in STOCK for entry in entry_points(group=ENTRY_POINT_GROUP)):
+        from ...harness.policies.systems import installed_systems
+
+        described |= {system.name: system.description for system in installed_systems()}
+    return [{"name": name, "description": text} for name, text in described.items()]
+
+
 def names(kind: str) -> list[str]:
     """Return the names that `list KIND` prints."""
-    return [str(entry["name"]) for entry in KINDS[kind]()]
+    same_names = "systems" if kind == "compatibility" else kind
+    return [str(entry["name"]) for entry in in_brief(same_names)]
 
 
 def among(*names: str) -> Complete:

@@ -46,6 +46,7 @@ from .execution.workers import (
     Said,
     check_jobs,
 )
+from .suite_files import suites
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from ..load_generator.send_job import Senders
     from .backends.measuring import Backend
 
-SUITES = Path(__file__).parent / "suites"
 _NO_PROMPTS = (SIMULATED, TORCH)  # backends that send none to a server
 _REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
 _WORTH_A_PROCESS = 4000  # requests, simulated in about the second that a process takes to start
@@ -353,11 +353,6 @@ class RunResult:
         cells = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
         cells |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
         raise UnknownNameError(f"cell with {kind}", cell, cells)
-
-
-def suites() -> dict[str, Path]:
-    """The experiments that come with the package, by name."""
-    return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
 
 
 def new_folder(name: str, under: Path = Path("runs")) -> Path:

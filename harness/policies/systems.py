@@ -24,8 +24,8 @@ from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 from .policy_faults import add_module, hold_to_interface, load_fault_text, watched
+from .stock import ENTRY_POINT_GROUP, STOCK, StockSystem, first_sentence
 
-ENTRY_POINT_GROUP = "slo_bench.systems"
 DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
 USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
@@ -61,8 +61,7 @@ class System:
         ]
         alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
         text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
-        first = " ".join(text.strip().partition("\n\n")[0].split())
-        return first.partition(". ")[0].rstrip(".") + "."
+        return first_sentence(text)
 
     @property
     def on_servers(self) -> OnServers | None:
@@ -133,25 +132,12 @@ def _shared(name: str, sharing: SharingPolicy, source: str) -> System:
     return System(name, sharing.engine, source=source, sharing=sharing)
 
 
-@dataclass(frozen=True)
-class _Stock:
-    """An entry of the registry. Policies are named as `module:Class` and imported on first use.
-    `sharing`: the policy serves several models.
-    """
-
-    policy: str
-    source: str  # paper or project
-    router: str = "round-robin"
-    prefix_cache: bool = False
-    cluster: str = ""
-    sharing: bool = False
-
-    def system(self, name: str) -> System:
-        if self.sharing:
-            return _shared(name, _member(self.policy), self.source)
-        parts = {"policy": _member(self.policy)}
-        parts["cluster"] = _member(self.cluster) if self.cluster else None
-        return System(**{**vars(self), **parts, "sharing": None}, name=name)
+def _stock_system(name: str, stock: StockSystem) -> System:
+    if stock.sharing:
+        return _shared(name, _member(stock.policy), stock.source)
+    parts = {"policy": _member(stock.policy)}
+    parts["cluster"] = _member(stock.cluster) if stock.cluster else None
+    return System(**{**vars(stock), **parts, "sharing": None}, name=name)
 
 
 def _member(where: str) -> Any:
@@ -167,112 +153,25 @@ class _Registry(Mapping[str, System]):
 
     def __getitem__(self, name: str) -> System:
         if name not in self._made:
-            self._made[name] = _STOCK[name].system(name)
+            self._made[name] = _stock_system(name, STOCK[name])
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in _STOCK
+        return name in STOCK
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_STOCK)
+        return iter(STOCK)
 
     def __len__(self) -> int:
-        return len(_STOCK)
+        return len(STOCK)
 
 
-def _vllm(cluster: str, source: str, **options: Any) -> _Stock:
-    """A policy across instances that schedule as vLLM does."""
-    return _Stock("vllm:Vllm", source, prefix_cache=True, cluster=cluster, **options)
-
-
-def _layerwise(cluster: str, source: str, **options: Any) -> _Stock:
-    """A policy across instances of vLLM that load and store KV layer by layer."""
-    policy = "vllm_layerwise:LayerwiseVllm"
-    return _Stock(policy, source, prefix_cache=True, cluster=cluster, **options)
-
-
-def _collocated(policy: str, place: str) -> _Stock:
-    """A policy for a language model and an embedder on one GPU, and its place in the paper."""
-    return _Stock(f"collocation.{policy}", f"LLM-embedding collocation, {place}")
-
-
-_STOCK = {
-    "vllm": _Stock("vllm:Vllm", "Kwon et al., SOSP 2023; vLLM V1", prefix_cache=True),
-    "vllm-v0": _Stock("vllm_v0:VllmV0", "Kwon et al., SOSP 2023; vLLM 0.2"),
-    "vllm-swap": _Stock("vllm_swap:VllmSwap", "Kwon et al., SOSP 2023; vLLM 0.2"),
-    "sarathi": _Stock("sarathi:Sarathi", "Agrawal et al., OSDI 2024"),
-    "vllm-drop": _Stock("shared.timeouts:VllmDrop", "as in Ascendra, §8.6", prefix_cache=True),
-    "vllm-v0-drop": _Stock("shared.timeouts:VllmV0Drop", "as in Ascendra, §8.6"),
-    "sarathi-drop": _Stock("shared.timeouts:SarathiDrop", "as in Ascendra, §8.6"),
-    "edf": _Stock("edf:EarliestDeadlineFirst", "Liu & Layland, J. ACM 1973"),
-    "edf-drop": _Stock("edf_drop:EdfDrop", "Gujarati et al., OSDI 2020, §4.4"),
-    "orca": _Stock("orca:Orca", "Yu et al., OSDI 2022"),
-    "fastertransformer": _Stock("fastertransformer:FasterTransformer", "as in Orca, OSDI 2022"),
-    "fastserve": _Stock("fastserve:FastServe", "Wu et al., arXiv 2305.05920"),
-    "fifo": _Stock("fifo:Fifo", "UELLM, §3.5"),
-    "sjf": _Stock("sjf:ShortestJobFirst", "UELLM, §3.5"),
-    "ljf": _Stock("ljf:LongestJobFirst", "UELLM, §3.5"),
-    "s3": _Stock("uellm.s3:S3", "Jin et al., NeurIPS 2023; UELLM, Eq. 2-2"),
-    "slo-odbs": _Stock("uellm.slo_odbs:SloOdbs", "UELLM, Algorithm 3-1"),
-    "slo-odbs-continuous": _Stock(
-        "uellm.slo_odbs_continuous:SloOdbsContinuous", "UELLM, Algorithm 3-1"
-    ),
-    "slo-dbs": _Stock("uellm.slo_odbs:SloDbs", "UELLM, §3.4.3"),
-    "odbs": _Stock("uellm.slo_odbs:Odbs", "UELLM, §3.4.3"),
-    "sglang": _Stock(
-        "sglang:Sglang",
-        "Zheng et al., NeurIPS 2024",
-        router="prefix-aware",
-        prefix_cache=True,
-    ),
-    "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
-    "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
-    "collocation": _collocated("collocation_policy:Collocation", "Algorithms 1 to 3"),
-    "collocation-lru": _collocated("ablations:CollocationLru", "§3.4"),
-    "collocation-open": _collocated("ablations:CollocationOpen", "§5.4"),
-    "static-split": _collocated("collocation_baselines:StaticSplit", "§3.3"),
-    "collocated-fcfs": _collocated("collocation_baselines:CollocatedFcfs", "§3.4"),
-    "merged-batches": _collocated("collocation_baselines:MergedBatches", "§5.4"),
-    "static-split-drop": _collocated("collocation_baselines:StaticSplitDrop", "§3.3"),
-    "collocated-fcfs-drop": _collocated("collocation_baselines:CollocatedFcfsDrop", "§3.4"),
-    "merged-batches-drop": _collocated("collocation_baselines:MergedBatchesDrop", "§5.4"),
-    "ascendra": _Stock(
-        "ascendra.low_priority:AscendraLp",
-        "Ascendra, §4 to §6",
-        cluster="ascendra.ascendra_controller:Ascendra",
-    ),
-    "ascendra-lp": _Stock("ascendra.low_priority:AscendraLp", "Ascendra, Algorithm 1"),
-    "prism-queue": _Stock(
-        "prism.prism_local:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
-    ),
-    "autoscaled": _vllm("autoscaled:Autoscaled", "Kubernetes' horizontal pod autoscaler"),
-    "mixed-gpus": _vllm("mixed_gpus:MixedGpus", "slo-bench"),
-    "hedged": _vllm("hedged:Hedged", "Dean and Barroso, CACM 2013"),
-    "multi-site": _vllm("multi_site:MultiSite", "slo-bench"),
-    "prism": _Stock(
-        "prism.prism_controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True
-    ),
-    "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
-    "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
-    "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),
-    "distserve": _vllm("distserve:DistServe", "Zhong et al., OSDI 2024", router="least-loaded"),
-    "splitwise": _vllm("splitwise:Splitwise", "Patel et al., ISCA 2024"),
-    "mooncake": _layerwise("mooncake:Mooncake", "Qin et al., FAST 2025"),
-    "memserve": _layerwise("memserve:MemServe", "Hu et al., 2024"),
-    "llumnix": _vllm("llumnix:Llumnix", "Sun et al., OSDI 2024"),
-    "banaserve": _layerwise(
-        "banaserve.banaserve_controller:BanaServe",
-        "BanaServe, Algorithms 4-1 and 4-2",
-        router="load-aware",
-    ),
-    "banaserve-forecast": _layerwise("banaserve.forecast:BanaServeForecast", "BanaServe, outlook"),
-}
 SYSTEMS: Mapping[str, System] = _Registry()
 
 
 def several_models(*, on_servers: bool = False) -> list[str]:
     """Names of the systems that serve several models; `on_servers`: those real servers can have."""
-    several = {name: SYSTEMS[name].sharing for name, stock in _STOCK.items() if stock.sharing}
+    several = {name: SYSTEMS[name].sharing for name, stock in STOCK.items() if stock.sharing}
     return [
         name
         for name, sharing in several.items()

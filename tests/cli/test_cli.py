@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from slo_bench.cli.commands import doctor as doctor_module
-from slo_bench.cli.commands.list import _BRIEFLY
 from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
-from slo_bench.cli.options.names import KINDS
+from slo_bench.cli.options.names import KINDS, in_brief
 from slo_bench.predictors.lengths.predictor_config import DEFAULT_BASE
 from slo_bench.workloads.extras import requirements
 
@@ -278,7 +277,7 @@ def test_list_fits_80_columns(slo_bench, monkeypatch, kind):
         number for number, line in enumerate(lines) if line.startswith(str(entries[0]["name"]))
     )
     heads = {word for line in lines[:first] for word in line.split()}
-    columns = _BRIEFLY.get(kind, entries[0])
+    columns = in_brief(kind)[0]
     assert heads >= {
         word for column in columns for word in column.removeprefix("checkpoint_").split("_")
     }

@@ -9,7 +9,8 @@ import pytest
 
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.config.setting import declared
-from slo_bench.harness.experiments.experiment import Experiment, suites
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.experiments.suite_files import suites
 
 
 @pytest.mark.parametrize("suite", ["quickstart", "ascendra", "prism", "uellm"])

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.experiments.config.schema import parameter_combinations
-from slo_bench.harness.experiments.experiment import Experiment, suites
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.experiments.suite_files import suites
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.read_run import read_run
 from slo_bench.reports.figures.levels import combine

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.experiments.config.experiment_file import read_toml
-from slo_bench.harness.experiments.experiment import suites
+from slo_bench.harness.experiments.suite_files import suites
 from slo_bench.reports.pages.published import Finding, JudgedTable, finding
 from slo_bench.reports.pages.published_table import (
     SHIPPED,

@@ -8,7 +8,7 @@ import pytest
 
 from slo_bench import Experiment, SloBenchError
 from slo_bench.harness.experiments.allowances import HEADS, allowances, configurations
-from slo_bench.harness.experiments.experiment import suites
+from slo_bench.harness.experiments.suite_files import suites
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.pages.allowed import table_of

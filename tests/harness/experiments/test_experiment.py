@@ -11,7 +11,8 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.experiments import experiment
 from slo_bench.harness.experiments.execution.workers import LocalExecutor
-from slo_bench.harness.experiments.experiment import new_folder, suites
+from slo_bench.harness.experiments.experiment import new_folder
+from slo_bench.harness.experiments.suite_files import suites
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 SMALL = {"systems": ["vllm", "fifo"], "rates": [2, 4], "seeds": 2, "requests": 20}

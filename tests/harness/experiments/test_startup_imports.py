@@ -60,7 +60,8 @@ workers.run_cell = first_cell
     [
         ("--version", "", 0, _TYPER),
         ("--help", "", 0, _TYPER | _RICH),
-        ("list systems", "", 0, _TYPER | _RICH | {"numpy"}),
+        ("list systems", "", 0, _TYPER | _RICH),
+        ("list suites", "", 0, _TYPER | _RICH),
         (
             "run --system vllm --rates 1 --requests 20 --seeds 1 --no-report",
             _UNTIL_FIRST_CELL,

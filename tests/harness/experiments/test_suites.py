@@ -8,7 +8,7 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.cell_specs import CellSpec, placed, source
 from slo_bench.harness.experiments.execution.cells import models_of, workload_of
-from slo_bench.harness.experiments.experiment import suites
+from slo_bench.harness.experiments.suite_files import suites
 from slo_bench.workloads.arrivals import Concurrency
 
 LEAST = 10  # times the longest SLO or answer, after the warm-up

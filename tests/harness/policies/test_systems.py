@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from slo_bench.cli.options.names import KINDS
+from slo_bench.cli.options.names import KINDS, in_brief, names
 from slo_bench.harness.core.policy import Policy, StaticPolicy
-from slo_bench.harness.policies import systems
+from slo_bench.harness.policies import stock, systems
 from slo_bench.harness.policies.systems import SYSTEMS, System, system
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
@@ -34,6 +34,7 @@ def test_every_system_has_a_one_line_description(name):
     line = SYSTEMS[name].description
     assert 20 < len(line) < 100
     assert "\n" not in line
+    assert stock.STOCK[name].description == line  # read from the source, not imported
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,20 @@ def test_installed_systems_are_listed_but_for_broken_ones(installed):
     assert [listed.name for listed in systems.installed_systems()] == ["theirs"]
     assert [entry["name"] for entry in KINDS["systems"]()][-1] == "theirs"
     assert [entry["name"] for entry in KINDS["compatibility"]()][-1] == "theirs"
+
+
+def test_installed_package_is_listed_in_brief_and_completed(tmp_path, monkeypatch):
+    package = tmp_path / "theirs-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    entries = "theirs = slo_bench.harness.policies.vllm:Vllm\nbroken = math:pi\n"
+    (package / "entry_points.txt").write_text(f"[{systems.ENTRY_POINT_GROUP}]\n{entries}")
+    monkeypatch.syspath_prepend(tmp_path)
+    briefly = {entry["name"]: entry["description"] for entry in in_brief("systems")}
+    described = {entry["name"]: entry["description"] for entry in KINDS["systems"]()}
+    assert briefly == described
+    assert list(briefly) == [*SYSTEMS, "theirs"] == names("compatibility")
+    assert briefly["theirs"] == SYSTEMS["vllm"].description
 
 
 def test_misspelt_entry_point_is_suggested(installed):
