@@ -182,6 +182,7 @@ class GpuSpec:
         return self.flops_16bit * (0.5 if compute_bits == 32 else 1.0)
 
 
+@file_cache(maxsize=1)
 def gpus() -> dict[str, GpuSpec]:
     """Every GPU of the catalogue, by name."""
     return {name: _gpu(name, entry) for name, entry in entries("gpus").items()}

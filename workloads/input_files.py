@@ -72,7 +72,8 @@ def check_input(path: Path, growth: int = OBJECTS) -> None:
     Raises:
         SloBenchError: `check_ends` refuses it, or it is too large (`max_input_bytes`).
     """
-    if check_ends(path) > max_input_bytes(growth):
+    size = check_ends(path)
+    if size and size > max_input_bytes(growth):
         raise too_large(path, growth)
 
 

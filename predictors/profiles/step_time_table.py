@@ -399,7 +399,11 @@ def _chunk_cell(chunks: Sequence[float], stride: int, chunk: float) -> tuple[int
 @cache
 def _chunk_cells(chunks: tuple[float, ...], stride: int) -> list[tuple[int, float]]:
     """Of every length up to the longest; models of one grid share it."""
-    return [_chunk_cell(chunks, stride, n) for n in range(int(chunks[-1]) + 1)]
+    lengths, ends = np.arange(int(chunks[-1]) + 1), np.array(chunks)
+    after = np.clip(np.searchsorted(ends, lengths), 1, len(ends) - 1)
+    begins = ends[after - 1]
+    shares = np.maximum(0.0, (lengths - begins) / (ends[after] - begins))
+    return list(zip(((after - 1) * stride).tolist(), shares.tolist(), strict=True))
 
 
 @cache

@@ -101,14 +101,16 @@ def search_of(cell: str) -> str:
 class CellRunner:
     """A `LevelRunner` whose levels are cells that differ from `template` in rate, seed and size.
 
-    `stem` begins the cells' names; `keep` receives the row of each.
+    `stem` begins the cells' names; `keep` receives the row of each, which is not made without it.
+    `controlled`: samples of simulated runs have a control variate.
     """
 
     template: CellSpec
     stem: str
     server: CellServer
-    keep: Callable[[str, Row], None]
+    keep: Callable[[str, Row], None] | None
     progress: Ended | None = None
+    controlled: bool = True
 
     def run(self, rate_rps: float | None, seed: int, requests: int) -> LevelSample:
         """Run a cell with `requests` requests at `rate_rps` and return its sample.
@@ -144,8 +146,10 @@ class CellRunner:
                 f"no result{load}: {measured.invalid_because}; finished runs are kept, and "
                 "--resume goes on once the server serves these requests"
             )
-        row = self.server.row(spec, workload, measured)
-        self.keep(cell, row)
+        row: Row = {}
+        if self.keep is not None:
+            row = self.server.row(spec, workload, measured)
+            self.keep(cell, row)
         records = measured.result.records
         batches = batches_of(
             arrival_s=records.arrival_s,
@@ -157,7 +161,7 @@ class CellRunner:
             whole=whole,
         )
         control: tuple[float, ...] = ()
-        if isinstance(self.server, Simulator):
+        if self.controlled and isinstance(self.server, Simulator):
             control = control_of(spec, workload, records, warmup_s=self.template.warmup_s)
         return LevelSample(
             **vars(batches),

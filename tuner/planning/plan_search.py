@@ -2,7 +2,8 @@
 
 Offers are tried in the order of a lower bound of their cost. For each, the smallest number of
 instances is searched that certainly carries the rate: the 95 % interval of attainment lies above
-the target and the backlog does not grow. Long runs on seeds that the search did not use confirm
+the target and the backlog does not grow. A short run of each of its parameters tells which have a
+chance and in which order they are tried. Long runs on seeds that the search did not use confirm
 it; if they do not, the next parameters or one more instance are tried. Once enough offers are
 found, those that can only cost more are skipped. A capacity search with an interval then gives the
 spare capacity of each result.
@@ -38,6 +39,7 @@ from ..capacity.search_options import Budget, Capacity, SearchOptions
 from .deployment_levels import (
     CONFIRM,
     LIGHT,
+    LOOK,
     SEARCH,
     DeploymentLevel,
     Levels,
@@ -293,40 +295,38 @@ class PlanSearch:
         """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
         do not help.
         """
-        return bool(self._carrying(*_light(offer, self.load.whole_rps)))
+        return any(self._carrying(*_light(offer, self.load.whole_rps)))
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, confirmed, if they cost less than the results
         so far.
         """
         least = offer.least_instances
-        while shapes := self._fewest(offer, least):
-            for shape in shapes:
+        while count := self._fewest(offer, least):
+            for shape in self._carrying(offer.shapes(count), self.load.whole_rps, SEARCH):
                 [(_, level)] = self._levels_of([shape], self.load.whole_rps, CONFIRM)
                 confirmed = replace(shape, verdict=self._judged([level])[0])
                 if confirmed.verdict.carries:
                     return confirmed
                 self._refuted.append(confirmed)
-            least = shapes[0].instances + 1
+            least = count + 1
         return None
 
-    def _fewest(self, offer: Offer, least: int) -> list[SizedOffer]:
-        """What carries the load with the fewest instances, from `least` on; empty if none does."""
+    def _fewest(self, offer: Offer, least: int) -> int:
+        """The fewest instances, from `least` on, that carry the load; 0 if none do."""
         max_instances = self._most(offer)
-        failing = least - 1
+        failing, carrying = least - 1, 0
         count = _likely(offer, least)
-        best: list[SizedOffer] = []
-        while failing + 1 <= max_instances and (not best or failing + 1 < best[0].instances):
-            shapes = offer.shapes(min(count, max_instances))
-            carrying = self._carrying(shapes, self.load.whole_rps, SEARCH)
-            if not carrying:
-                failing = min(count, max_instances)
-                count = max(failing + 1, math.floor(failing * _STEP))
+        while failing + 1 <= max_instances and (not carrying or failing + 1 < carrying):
+            count = min(count, max_instances)
+            if any(self._carrying(offer.shapes(count), self.load.whole_rps, SEARCH)):
+                carrying = count
             else:
-                best = carrying
-            if best:
-                count = (failing + best[0].instances) // 2
-        return best
+                failing = count
+                count = max(failing + 1, math.floor(failing * _STEP))
+            if carrying:
+                count = (failing + carrying) // 2
+        return carrying
 
     def fewest_for(self, plan: SizedOffer, rates_rps: Sequence[float]) -> tuple[int, ...]:
         """The fewest instances of a plan that carry each rate, the headroom included; 0 for 0.
@@ -355,20 +355,23 @@ class PlanSearch:
     def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
         """Whether that many instances of a plan carry a rate, before its headroom."""
         whole_rps = rate_rps * (1 + self.load.headroom)
-        return bool(self._carrying(plan.resized(instances), whole_rps, length))
+        return any(self._carrying(plan.resized(instances), whole_rps, length))
 
     def _carrying(
         self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
-    ) -> list[SizedOffer]:
-        """Those that carry the rate, the best first."""
+    ) -> Iterator[SizedOffer]:
+        """Those that carry the rate, each simulated when it is asked for; in a search the best of a
+        short look first, without those that certainly miss the target in it.
+        """
         levels = list(self._levels_of(shapes, rate_rps, length))
-        verdicts = self._judged([level for _, level in levels])
-        carrying = [
-            SizedOffer(deployment.offer, deployment.instances, deployment.parameters, judged)
-            for (deployment, _), judged in zip(levels, verdicts, strict=True)
-            if judged.carries
-        ]
-        return sorted(carrying, key=lambda offer: -offer.verdict.attainment)
+        if length is SEARCH:
+            looks = self._judged([replace(level, length=LOOK) for _, level in levels])
+            ranked = sorted(zip(looks, levels, strict=True), key=lambda pair: -pair[0].attainment)
+            levels = [level for look, level in ranked if look.high >= self.load.target]
+        for deployment, level in levels:
+            [verdict] = self._judged([level])
+            if verdict.carries:
+                yield SizedOffer(**vars(deployment), verdict=verdict)
 
     def _levels_of(
         self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
@@ -396,14 +399,12 @@ class PlanSearch:
         rate_rps = self.load.whole_rps
         cheap = (offer for offer in self._ahead if self._most(offer) >= offer.least_instances)
         for offer in islice(cheap, offers):
-            light = [level for _, level in self._levels_of(*_light(offer, rate_rps))]
-            for level in light:
-                self._levels.begin(level)
-            if not any(map(self._levels.carried, light)):
-                continue
-            count = min(_likely(offer, offer.least_instances), self._most(offer))
-            for _, level in self._levels_of(offer.shapes(count), rate_rps, SEARCH):
-                self._levels.begin(level)
+            for _, light in islice(self._levels_of(*_light(offer, rate_rps)), 1):
+                self._levels.begin(light)
+                if self._levels.carried(light):
+                    count = min(_likely(offer, offer.least_instances), self._most(offer))
+                    for _, level in self._levels_of(offer.shapes(count), rate_rps, LOOK):
+                        self._levels.begin(level)
 
     def _most(self, offer: Offer) -> int:
         """The most instances that are allowed and not more expensive than the results so far."""
@@ -458,14 +459,15 @@ def with_capacity(
         first_seed=first_seed,
         budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
     )
+    is_simulated = runner_of is simulated_runner
     [capacity] = find_capacity(
-        runner_of(spec),
+        simulated_runner(spec, controlled=True) if is_simulated else runner_of(spec),
         start_rps=rate_rps,
         options=options,
         neighbours=(rate_rps, rate_rps * 1.2),
     ).capacities
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target) if runner_of is simulated_runner else None
+    figures = _figures(spec, target) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
