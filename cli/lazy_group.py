@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any, ClassVar
 
 import typer
@@ -107,9 +107,9 @@ class LazyGroup(TyperGroup):
 def help_text(name: str) -> str:
     """The help of a command of `slo_bench.cli.commands`, read from its module's source."""
     module_name = name.replace("-", "_")
-    source = Path(__file__).parent / "commands" / f"{module_name}.py"
+    source = get_data(__package__, f"commands/{module_name}.py") or ""  # also within a zip file
     texts: dict[str, str] = {}
-    for node in ast.parse(source.read_text("utf-8")).body:
+    for node in ast.parse(source).body:
         match node:
             case ast.FunctionDef(name=function):
                 texts[function] = ast.get_docstring(node) or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -197,12 +198,12 @@ def _described_systems() -> list[Entry]:
 
     from ...harness.policies.stock import ENTRY_POINT_GROUP, STOCK
 
-    described: dict[str, str] = {name: stock.description for name, stock in STOCK.items()}
-    if any(entry.name not in STOCK for entry in entry_points(group=ENTRY_POINT_GROUP)):
-        from ...harness.policies.systems import installed_systems
-
-        described |= {system.name: system.description for system in installed_systems()}
-    return [{"name": name, "description": text} for name, text in described.items()]
+    names = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    with suppress(OSError):
+        described = {name: stock.description for name, stock in STOCK.items()}
+        if names <= described.keys():
+            return [{"name": name, "description": text} for name, text in described.items()]
+    return [{column: entry[column] for column in ("name", "description")} for entry in _systems()]
 
 
 def names(kind: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 ENTRY_POINT_GROUP = "slo_bench.systems"  # of packages that add systems
@@ -30,10 +30,14 @@ class StockSystem:
 
     @property
     def description(self) -> str:
-        """`System.description`, read from the source of the policy's module."""
+        """`System.description`, read from the source of the policy's module.
+
+        Raises:
+            OSError: the package has no sources, but bytecode alone.
+        """
         module, _, name = self.deciding.partition(":")
-        path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
-        tree = ast.parse(path.read_text("utf-8"))
+        path = f"{module.replace('.', '/')}.py"
+        tree = ast.parse(get_data(__package__, path) or "")  # also within a zip file
         mates = {s.deciding for s in STOCK.values() if s.deciding.partition(":")[0] == module}
         texts = {n.name: ast.get_docstring(n) for n in tree.body if isinstance(n, ast.ClassDef)}
         text = ast.get_docstring(tree) if len(mates) == 1 else texts[name]

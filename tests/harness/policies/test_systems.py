@@ -208,6 +208,15 @@ def test_installed_package_is_listed_in_brief_and_completed(tmp_path, monkeypatc
     assert briefly["theirs"] == SYSTEMS["vllm"].description
 
 
+def test_systems_are_listed_in_brief_without_sources(monkeypatch):
+    def absent(package, path):
+        raise FileNotFoundError(path)
+
+    described = in_brief("systems")
+    monkeypatch.setattr(stock, "get_data", absent)
+    assert in_brief("systems") == described
+
+
 def test_misspelt_entry_point_is_suggested(installed):
     installed(theirs="slo_bench.harness.policies.vllm:Vllm")
     with pytest.raises(UnknownNameError, match="did you mean theirs"):
