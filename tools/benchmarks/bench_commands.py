@@ -2,7 +2,7 @@
 
 Each command runs in processes of its own, with bytecode in a folder that a first round fills. With
 `--beside DIR`, another checkout of the project, both run in turns. Printed is the least CPU time,
-user and system, worker processes included.
+user and system, worker processes included, and at last the time of a turn of `bench_turns.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench_turns import turn_s
+
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = "run --system vllm --workload azure-conv --requests 100 --rates 5 --seeds 1"
 COMMANDS = {
     "version": "--version",
+    "help": "--help",
+    "run-help": "run --help",
+    "list-systems": "list systems",
+    "list-suites": "list suites",
     "run": f"{SHORT} --no-report",
     "run-report": SHORT,
     "capacity-vllm": "capacity --system vllm",
@@ -36,7 +42,7 @@ def cpu_s(command: str, checkout: Path, bytecode: Path) -> float:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         words = command.split()
-        if len(words) > 1:
+        if words[0] in ("run", "capacity", "plan") and "--help" not in words:
             words += ["--out", str(Path(folder) / "out")]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
@@ -61,14 +67,17 @@ def main() -> None:
     checkouts = [ROOT] if options.beside is None else [options.beside.resolve(), ROOT]
     print(f"| command | {' | '.join(str(checkout) for checkout in checkouts)} |")
     print("|---|" + "---|" * len(checkouts))
+    turns_s = []
     with tempfile.TemporaryDirectory() as bytecode:
         for name in options.commands:
             spent_s: list[list[float]] = [[] for _ in checkouts]
             for _ in range(options.repeat + 1):
+                turns_s.append(turn_s())
                 for each_s, checkout in zip(spent_s, checkouts, strict=True):
                     each_s.append(cpu_s(COMMANDS[name], checkout, Path(bytecode)))
             least = " | ".join(f"{min(each_s[1:]):.2f}" for each_s in spent_s)
             print(f"| `{COMMANDS[name]}` | {least} |", flush=True)
+    print(f"a turn: {1e9 * min(turns_s):.1f} ns")
 
 
 if __name__ == "__main__":

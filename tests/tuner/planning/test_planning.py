@@ -10,7 +10,7 @@ import shlex
 import subprocess
 from collections import defaultdict
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -197,6 +197,38 @@ class Flattering(Formula):
         return super().run(0.01 if flattered else rate_rps, seed, requests)
 
 
+@dataclass
+class ByBudget(Formula):
+    """A share of the requests is in time, by the budget of tokens, and `each_rps` by instance."""
+
+    met: ClassVar[dict[int, int]] = {2048: 60, 512: 96, 8192: 98}
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        sample = super().run(rate_rps, seed, requests)
+        met = self.met[self.spec.parameters["max_num_batched_tokens"]]
+        return replace(sample, batch_met=tuple(min(met, each) for each in sample.batch_met))
+
+
+def test_plan_tries_the_budget_of_the_best_look_first_and_no_budget_behind_it():
+    lines = []
+    planned = plan_cheapest(
+        ASKED.model_copy(update={"tp": (1,)}),
+        TargetLoad(4, plans=1),
+        PlanOptions(
+            kinds=("l40s",),
+            say=lines.append,
+            runner_of=lambda spec: ByBudget(spec, defaultdict(lambda: 2.0)),
+        ),
+    )
+    [plan] = planned.plans
+    assert (plan.instances, plan.parameters["max_num_batched_tokens"]) == (2, 8192)
+    searched = [line for line in lines if line.endswith("runs of 2,000")]
+    name = "2 × vllm on l40s tp1 max_num_batched_tokens=8192"
+    assert searched == [f"{name} at 4 req/s, runs of 2,000"]
+    looks = [line for line in lines if line.endswith("runs of 1,000")]
+    assert len(looks) == 2 * 3  # the budgets with 2 instances, and with 1, which has no chance
+
+
 def test_plan_refuted_by_long_runs_is_replaced_by_the_next():
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
     planned = plan_cheapest(
@@ -284,6 +316,46 @@ def test_runs_of_a_verdict_are_long_against_the_slo():
     assert Slow.sizes[0] == 8000
     assert min(Slow.sizes[1:]) >= 20 * 100 * 10
     assert verdict.runs == 3
+
+
+@dataclass
+class Scattered:
+    """Runs of these shares in SLO, in which requests stay the longer the longer they are."""
+
+    shares: tuple[float, ...]
+    sizes: list[int] = field(default_factory=list)
+
+    def run(self, rate_rps, seed, requests):
+        self.sizes.append(requests)
+        share = self.shares[min(seed, len(self.shares) - 1)]
+        each = requests // 20
+        batches = [round(each * share) + each // 10 * (-1) ** n for n in range(20)]
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=tuple(min(each, max(0, met)) for met in batches),
+            batch_requests=(each,) * 20,
+            backlog=(0,) * 21,
+            window_s=requests / rate_rps,
+            stay_s=requests / 1e5 + 10,
+        )
+
+
+def test_first_run_is_not_made_again_to_be_a_little_longer():
+    steady = Scattered((1.0,))
+    assert verdict_of(steady, 20.0, 0.8, SEARCH).carries
+    first, whole = steady.sizes[:2]
+    assert first == 2000 < whole
+    assert steady.sizes[2:].count(whole) == len(steady.sizes) - 2
+
+
+def test_three_runs_that_miss_the_target_decide():
+    wavering = Scattered((0.9, 0.895, 0.895, 0.99))
+    verdict = verdict_of(wavering, 20.0, 0.9, SEARCH)
+    assert not verdict.carries
+    assert verdict.runs == 3
+    assert verdict.low < verdict.attainment < 0.9 < verdict.high
 
 
 def test_plan_cheapest_follows_prices():
