@@ -21,7 +21,7 @@ from ..profiles.step_time_table import Curve, DecodeGrid, Host, MixedGrid, Table
 from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, coefficients_of, step_time
-from .kernels import Kernels, has_tables, kernels
+from .kernels import SUSTAINED, Kernels, has_tables, kernels
 from .layers import ExpertLayer, Indexer, Operators, operators
 from .server_version import DEFAULT_ENGINE, ServerVersion
 
@@ -322,7 +322,7 @@ def _mixed(
     """
     a = listed.attention
     length, seconds = kernel_times.context_s(a, placement.kv_dtype)
-    seconds = seconds * kernel_times.sustained
+    seconds = seconds * SUSTAINED
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
     def alone(tokens: Floats) -> Floats:

@@ -218,13 +218,13 @@ def test_operator_step_time_refuses_unknown_engines_and_encoders():
 
 def test_gemm_time_is_longer_under_load():
     tokens = np.array([8.0, 8192.0])
-    for name, slower in (("h100-80g", [1.0, 1.07]), ("a100-80g", [1.0, 1.0])):
+    for name in ("h100-80g", "a100-80g"):
         kernel_times = kernels(gpu(name))
         sustained, alone = (
             gemm_time(tokens, 8192, 8192, "bf16")
             for gemm_time in (kernel_times.sustained_gemm_s, kernel_times.gemm_s)
         )
-        assert sustained / alone == pytest.approx(slower)
+        assert sustained / alone == pytest.approx([1.0, 1.07])
 
 
 def test_heads_of_a_size_without_tables_are_scaled():
