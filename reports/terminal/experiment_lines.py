@@ -186,7 +186,7 @@ def _workloads(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[str]
 
 def _catalogue_means(name: str) -> str:
     entry = catalogue().get(name)
-    if entry is None:
+    if entry is None or entry.mean_prompt_tokens is None or entry.mean_output_tokens is None:
         return ""
     means = f"mean {entry.mean_prompt_tokens:,.0f} prompt, {entry.mean_output_tokens:,.0f} output"
     return f" ({means} tokens)"
