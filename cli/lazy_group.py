@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from .options.parameters import epilog
 from .short_help import ShortHelp, help_all_option, short_help
-from .single_values import SingleValues
+from .single_values import SingleValues, check_repeated
 from .trust_code import COMMANDS, trust_option
 
 
@@ -93,6 +93,11 @@ class LazyGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The group's own parameters, those that typer adds included."""
         return _sparing(super().get_params, ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's own options; errors are those of `check_repeated`."""
+        check_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help with each command's text, and import none of them."""

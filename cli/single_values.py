@@ -14,19 +14,27 @@ class SingleValues(TyperCommand):
     """A command whose options of one value may be given once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            SloBenchError: an option of one value is given twice; the first would not count.
-        """
-        if not ctx.resilient_parsing:
-            *_, in_order = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter, times in Counter(in_order).items():
-                if isinstance(parameter, TyperOption) and times > 1 and not _takes_all(parameter):
-                    name = max(parameter.opts, key=len)
-                    raise SloBenchError(f"{name} takes one value but is given {times} times")
+        """Parse the arguments; errors are those of `check_repeated`."""
+        check_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
+def check_repeated(command: Any, ctx: Any, args: list[str]) -> None:
+    """Check the options of a command or group.
+
+    Raises:
+        SloBenchError: one of one value, or a flag and its opposite, is given twice; the first would
+            not count.
+    """
+    if ctx.resilient_parsing:
+        return
+    *_, in_order = command.make_parser(ctx).parse_args(args=list(args))
+    for parameter, times in Counter(in_order).items():
+        if isinstance(parameter, TyperOption) and times > 1 and not _takes_all(parameter):
+            name = max(parameter.opts, key=len)
+            raise SloBenchError(f"{name} takes one value but is given {times} times")
+
+
 def _takes_all(option: TyperOption) -> bool:
-    return bool(option.multiple or option.is_flag or option.count)
+    is_switch = option.is_flag and not option.secondary_opts
+    return bool(option.multiple or is_switch or option.count)
