@@ -224,8 +224,8 @@ def test_profile_calibrate_command_writes_a_profile(tmp_path):
     invocation = runner.invoke(
         app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *arguments[3:]]
     )
-    assert isinstance(invocation.exception, FileFormatError)
-    assert "cannot be read" in str(invocation.exception)
+    assert isinstance(invocation.exception, SloBenchError)
+    assert "there is no file" in str(invocation.exception)
 
 
 def test_calibrate_takes_cells_of_measured_runs_only(tmp_path, monkeypatch):
