@@ -377,7 +377,10 @@ def log_of_columns(
         column[complete] for column in (arrival, begin, prompt, output, first, last)
     )
     if left_out := int((~complete).sum()):
-        notes += (f"{left_out} requests of the log did not finish and are left out",)
+        notes += (
+            f"{left_out} of {len(complete)} requests of the log did not finish and are left out, "
+            "with the load that they were",
+        )
     if (prompt % 1).any() or (output % 1).any():
         raise FileFormatError(path, None, "numbers of tokens must be whole")
     latest_s = max(np.abs(column).max() for column in (arrival, begin, first, last))
