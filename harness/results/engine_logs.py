@@ -272,12 +272,11 @@ def read_cell(folder: Path, cell: str) -> RealLog:
         FileFormatError: the run kept no requests of the cell, or they cannot be read.
     """
     suffixes = (".csv.gz", ".parquet", ".csv")
-    files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
-    there = [file for file in files if file.is_file()]
-    if not there:
-        raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
-    settings = read_settings(meta_path(folder, cell))
-    return log_of_columns(there[0], _read_requests(there[0]), settings)
+    for file in (folder / "requests" / f"{cell}{suffix}" for suffix in suffixes):
+        if file.is_file():
+            settings = read_settings(meta_path(folder, cell))
+            return log_of_columns(file, _read_requests(file), settings)
+    raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
 
 
 def _from_run_folder(path: Path, cell: str | None) -> RealLog:
@@ -347,35 +346,29 @@ def log_of_columns(
         FileFormatError: a field is missing or no number, or clocks do not agree.
     """
     notes: tuple[str, ...] = ()
-    fields = {field: _column(path, columns, field) for field in _NAMES}
-    of_client = fields["queued"] is None
-    fields["arrival"] = fields["queued"] if fields["arrival"] is None else fields["arrival"]
-    fields["queued"] = fields["arrival"] if fields["queued"] is None else fields["queued"]
-    there: dict[str, Floats] = {}
-    for field, column in fields.items():
+    named = {field: next((n for n in _NAMES[field] if n in columns), None) for field in _NAMES}
+    arrives, queues = named["arrival"], named["queued"]
+    named |= {"arrival": arrives or queues, "queued": queues or arrives}
+    rows_by_field = []
+    for field, column in named.items():
         if column is None:
-            names = _NAMES[field]
-            if field in ("arrival", "queued"):
-                names = (*_NAMES["arrival"], *_NAMES["queued"])
+            names = _NAMES[field] + (_NAMES["queued"] if field == "arrival" else ())
             raise FileFormatError(
                 path, None, f"has no {' or '.join(names)}; each request needs one"
             )
-        there[field] = column
-    arrival, begin, prompt, output, first, last = (
-        there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
-    )
+        rows_by_field.append(_floats(path, column, columns[column]))
+    table = np.stack(rows_by_field)
+    arrival, begin, prompt, output, first, last = table
     cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
     cached = cached[cached >= 0]  # neither unknown nor NaN
-    complete = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
+    complete = np.isfinite(table).all(axis=0)
     complete &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
     for name, values in columns.items():
         if (is_finished := _FINISHED.get(name.partition(".")[0])) is not None:
             complete &= np.array([is_finished(value) for value in values], dtype=np.bool_)
     if not complete.any():
         raise FileFormatError(path, None, "has no request with a first and a last token")
-    arrival, begin, prompt, output, first, last = (
-        column[complete] for column in (arrival, begin, prompt, output, first, last)
-    )
+    arrival, begin, prompt, output, first, last = table[:, complete]
     if left_out := int((~complete).sum()):
         notes += (
             f"{left_out} of {len(complete)} requests of the log did not finish and are left out, "
@@ -394,9 +387,9 @@ def log_of_columns(
         raise FileFormatError(
             path,
             None,
-            f"request {row} has its first token {first[row] - begin[row]:.3f} s after its arrival "
-            f"and its last {last[row] - first[row]:.3f} s after its first; are these times of one "
-            "clock?",
+            f"request {np.flatnonzero(complete)[row]} has its first token "
+            f"{first[row] - begin[row]:.3f} s after its arrival and its last "
+            f"{last[row] - first[row]:.3f} s after its first; are these times of one clock?",
         )
     order = np.argsort(arrival, kind="stable")
     zero = arrival[order[0]]
@@ -419,7 +412,7 @@ def log_of_columns(
         notes=notes,
         cached_tokens=int(np.minimum(cached, 2**40).sum()) if len(cached) else None,
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),
-        of_client=of_client,
+        of_client=queues is None,
     )
 
 
@@ -433,13 +426,6 @@ def _repeated(ids: Sequence[Any]) -> tuple[str, ...]:
         f"{repeated} requests have the request_id of an earlier one ({most_common!r} is there "
         f"{times} times); runs in one file, and requests written twice, are simulated as one load",
     )
-
-
-def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Floats | None:
-    name = next((name for name in _NAMES[field] if name in columns), None)
-    if name is None:
-        return None
-    return _floats(path, name, columns[name])
 
 
 def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:

@@ -159,6 +159,10 @@ def test_log_settings_are_read_from_the_file_beside_it(tmp_path):
         ([FIRST | {"input_toks": "many"}], "input_toks: could not convert"),
         ([FIRST | {"first_token_ts": None}], "has no request with a first and a last token"),
         ([FIRST | {"first_token_ts": 400.0}], "are these times of one clock"),
+        (
+            [FIRST | {"last_token_ts": None}, FIRST, FIRST | {"first_token_ts": 400.0}],
+            "request 2 has its first token",
+        ),
     ],
 )
 def test_log_with_an_error_is_refused_with_its_line(tmp_path, rows, problem):
