@@ -187,16 +187,12 @@ def _logs(path: Path, cell: str | None) -> list[RealLog]:
             raise FileFormatError(
                 path, None, "does not tell when requests were sent, which a replay needs"
             )
-        columns = {
-            "arrival_s": requests.arrival_s if requests.sent_s is None else requests.sent_s,
-            "prompt_tokens": requests.prompt_tokens,
-            "output_tokens": requests.output_tokens,
-            "first_token_s": requests.first_token_s,
-            "finish_s": requests.finish_s,
-        }
+        names = ("prompt_tokens", "output_tokens", "first_token_s", "finish_s")
+        columns = {name: getattr(requests, name).tolist() for name in names}
+        sent_s = requests.arrival_s if requests.sent_s is None else requests.sent_s
+        columns["arrival_s"] = sent_s.tolist()
         settings = EngineSettings(model=entry.identity["model"] or None)
-        lists = {name: column.tolist() for name, column in columns.items()}
-        logs.append(dataclasses.replace(log_of_columns(path, lists, settings), name=entry.name))
+        logs.append(dataclasses.replace(log_of_columns(path, columns, settings), name=entry.name))
     return logs
 
 

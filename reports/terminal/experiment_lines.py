@@ -184,16 +184,13 @@ def _workloads(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[str]
             yield f"{name}{_lengths(str(name), _table(run) or {})}"
 
 
-def _lengths(name: str, table: Mapping[str, Any]) -> str:
+def _lengths(workload: str, table: Mapping[str, Any]) -> str:
     """The settings that replace a workload's lengths, in brackets, else the catalogue's means."""
-    replaced = [
-        f"{setting} {value}"
-        for setting in ("prompt_tokens", "output_tokens", "sessions")
-        for value in listed(table.get(setting, ()))
-    ]
+    settings = ("prompt_tokens", "output_tokens", "sessions")
+    replaced = [f"{name} {value}" for name in settings for value in listed(table.get(name, ()))]
     if replaced:
         return f" ({', '.join(replaced)})"
-    entry = catalogue().get(name)
+    entry = catalogue().get(workload)
     if entry is None:
         return ""
     means = f"mean {entry.mean_prompt_tokens:,.0f} prompt, {entry.mean_output_tokens:,.0f} output"
