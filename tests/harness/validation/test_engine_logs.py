@@ -56,7 +56,7 @@ def test_log_is_sorted_by_arrival_without_unfinished_requests(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"outcome": "failed"},
         {"outcome": "rejected"},
@@ -65,8 +65,8 @@ def test_log_is_sorted_by_arrival_without_unfinished_requests(tmp_path):
         {"error": {"code": 500}},
     ],
 )
-def test_requests_that_failed_are_left_out_of_a_log(tmp_path, told):
-    log = read_log(written(tmp_path, FIRST, SECOND | told))
+def test_requests_that_failed_are_left_out_of_a_log(tmp_path, fields):
+    log = read_log(written(tmp_path, FIRST, SECOND | fields))
     assert len(log) == 1
     assert "1 of 2 requests of the log did not finish and are left out" in log.notes[0]
 
@@ -83,8 +83,8 @@ def test_rows_that_failed_are_left_out_of_a_table(tmp_path, column, fine, failed
 
 
 def test_requests_that_say_how_they_finished_are_kept(tmp_path):
-    told = {"outcome": "finished", "success": True, "error": None}
-    assert len(read_log(written(tmp_path, FIRST | told, SECOND | {"error": ""}))) == 2
+    fields = {"outcome": "finished", "success": True, "error": None}
+    assert len(read_log(written(tmp_path, FIRST | fields, SECOND | {"error": ""}))) == 2
 
 
 def test_request_ids_that_repeat_are_named(tmp_path):
