@@ -191,7 +191,7 @@ def _lengths(workload: str, table: Mapping[str, Any]) -> str:
     if replaced:
         return f" ({', '.join(replaced)})"
     entry = catalogue().get(workload)
-    if entry is None:
+    if entry is None or entry.mean_prompt_tokens is None or entry.mean_output_tokens is None:
         return ""
     means = f"mean {entry.mean_prompt_tokens:,.0f} prompt, {entry.mean_output_tokens:,.0f} output"
     return f" ({means} tokens)"

@@ -20,6 +20,7 @@ from slo_bench.reports.terminal.leads import (
     reality_text,
 )
 from slo_bench.reports.terminal.run_answer import run_screen
+from slo_bench.workloads.source import catalogue
 
 TOML = (
     'systems = ["vllm", "sarathi"]\nslo = "ttft=1s,tpot=60ms"\nseeds = 3\n'
@@ -243,3 +244,11 @@ def test_answer_of_five_systems_has_at_most_24_lines_of_80_columns(make_run):
 def test_run_screen_of_a_tiny_terminal_keeps_words_and_ends(make_run, width):
     folder = make_run(requests=30)
     assert set(printed([folder], width=width).split()) >= {"system", "orca", "SLO:"}
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_means_of_a_workload_without_records_are_told_where_its_origin_tells_both(name):
+    source = catalogue()[name]
+    both = None not in (source.mean_prompt_tokens, source.mean_output_tokens)
+    [line] = [t for t in lines_of_settings(f'workload = "{name}"') if t.startswith("workload")]
+    assert line.endswith("tokens)") == both
