@@ -30,5 +30,4 @@ def parse_single(
 
 
 def _takes_all(option: TyperOption) -> bool:
-    is_switch = option.is_flag and not option.secondary_opts
-    return bool(option.multiple or is_switch or option.count)
+    return bool(option.multiple or option.count or (option.is_flag and not option.secondary_opts))

@@ -166,8 +166,7 @@ def _is_table(path: Path) -> bool:
     """A closed-loop table, and no request file?"""
     from ...harness.results.engine_logs import is_log
 
-    tables = (".csv", ".csv.gz")
-    return path.is_file() and path.name.endswith(tables) and not is_log(path)
+    return path.is_file() and path.name.endswith((".csv", ".csv.gz")) and not is_log(path)
 
 
 def _logs(path: Path, cell: str | None) -> list[RealLog]:
@@ -176,10 +175,11 @@ def _logs(path: Path, cell: str | None) -> list[RealLog]:
     from ...reports.compare.external import external_results
     from ...reports.compare.request_files import is_database
 
-    if path.is_dir() or path.suffix == ".parquet" or not path.is_file():
+    is_foreign = path.is_file() and path.suffix != ".parquet"
+    if not is_foreign or (not is_database(path) and is_log(path)):
         return measured_logs(path, cell)
-    if not is_database(path) and is_log(path):
-        return measured_logs(path, cell)
+    if cell is not None:
+        raise SloBenchError(f"--cell is for run folders, but {path} is a file")
     logs = []
     for entry in external_results(path).cells:
         requests = entry.read()
