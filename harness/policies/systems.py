@@ -30,6 +30,12 @@ DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
 USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
 
+def first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring, on one line."""
+    first = " ".join(docstring.strip().partition("\n\n")[0].split())
+    return first.partition(". ")[0].rstrip(".") + "."
+
+
 @dataclass(frozen=True)
 class System:
     """What `--system NAME` stands for.
@@ -60,9 +66,7 @@ class System:
             c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Parameters)
         ]
         alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
-        text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
-        first = " ".join(text.strip().partition("\n\n")[0].split())
-        return first.partition(". ")[0].rstrip(".") + "."
+        return first_sentence((alone and module.__doc__) or inspect.getdoc(kind) or self.name)
 
     @property
     def on_servers(self) -> OnServers | None:
