@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from .options.parameters import epilog
 from .short_help import ShortHelp, help_all_option, short_help
-from .single_values import SingleValues
+from .single_values import parse_single
 from .trust_code import COMMANDS, trust_option
 
 
@@ -46,13 +46,11 @@ class LazyCommands(UserDict[str, Any]):
             shown = getattr(module, "SHOWN", None)
             cls = None if shown is None else short_help(shown)
             app.command(name, epilog=epilog(module.EXAMPLES), cls=cls)(group_or_function)
-        for information in app.registered_commands:
-            if not issubclass(information.cls or TyperCommand, SingleValues):
-                information.cls = SingleValues
         command = get_command(app)
         command.name = name
         for subcommand in getattr(command, "commands", {"": command}).values():
             subcommand.get_params = partial(_sparing, subcommand.get_params)
+            subcommand.parse_args = partial(parse_single, subcommand.parse_args, subcommand)
             if name in COMMANDS:
                 subcommand.params.append(trust_option())
             if isinstance(subcommand, ShortHelp):
@@ -93,6 +91,10 @@ class LazyGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The group's own parameters, those that typer adds included."""
         return _sparing(super().get_params, ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's own options; errors are those of `parse_single`."""
+        return parse_single(super().parse_args, self, ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help with each command's text, and import none of them."""

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperOption
+from typer.core import TyperCommand, TyperOption
 
 from .options.parameters import added_flag
-from .single_values import SingleValues
 
 EXAMPLES = 4  # of a command, in its short help
 
 
-class ShortHelp(SingleValues):
+class ShortHelp(TyperCommand):
     """A command whose `--help` shows the options `shown` alone."""
 
     shown: ClassVar[frozenset[str]] = frozenset()
@@ -42,7 +41,7 @@ class ShortHelp(SingleValues):
         super().format_help(ctx, ctx.make_formatter())
 
 
-def short_help(shown: Sequence[str]) -> type[ShortHelp]:
+def short_help(shown: Sequence[str]) -> type[TyperCommand]:
     """The class of a command whose `--help` shows these options, such as "--rates", alone."""
     names = frozenset((*shown, "--help-all"))
     return type("ShortHelpCommand", (ShortHelp,), {"shown": names})

@@ -173,6 +173,7 @@ class GpuSpec:
     price_per_hour_usd: float
     origin: str = ""
     multiprocessors: int = 0  # 0: not known
+    flash_attention: int = 0  # the version that vLLM takes; 0: another one, others or not known
 
     def flops(self, compute_bits: int) -> float:
         """Operations a second at this width; at 16 bits where the GPU has no narrower unit."""
@@ -369,6 +370,7 @@ def _gpu(name: str, entry: Entry) -> GpuSpec:
         price_per_hour_usd=reader.number("price_per_hour_usd", 0.0),
         origin=reader.origin(),
         multiprocessors=reader.size("multiprocessors"),
+        flash_attention=reader.size("flash_attention"),
     )
     reader.done()
     return spec

@@ -180,8 +180,7 @@ def _objects(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]
         for place, cells in enumerate(rows, 2):
             yield place, {name: _number(text) for name, text in cells.items() if name and text}
         return
-    text_lines = lines(path)
-    numbered = [(number, text) for number, text in enumerate(text_lines, 1) if not text.isspace()]
+    numbered = [(number, text) for number, text in enumerate(lines(path), 1) if text.strip()]
     if not numbered:
         raise FileFormatError(path, None, "the file is empty")
     first = numbered[0][1].lstrip()[0]

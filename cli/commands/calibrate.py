@@ -166,8 +166,7 @@ def _is_table(path: Path) -> bool:
     """A closed-loop table, and no request file?"""
     from ...harness.results.engine_logs import is_log
 
-    tables = (".csv", ".csv.gz")
-    return path.is_file() and path.name.endswith(tables) and not is_log(path)
+    return path.is_file() and path.name.endswith((".csv", ".csv.gz")) and not is_log(path)
 
 
 def _logs(path: Path, cell: str | None) -> list[RealLog]:
@@ -176,10 +175,11 @@ def _logs(path: Path, cell: str | None) -> list[RealLog]:
     from ...reports.compare.external import external_results
     from ...reports.compare.request_files import is_database
 
-    if path.is_dir() or path.suffix == ".parquet" or not path.is_file():
+    is_foreign = path.is_file() and path.suffix != ".parquet"
+    if not is_foreign or (not is_database(path) and is_log(path)):
         return measured_logs(path, cell)
-    if not is_database(path) and is_log(path):
-        return measured_logs(path, cell)
+    if cell is not None:
+        raise SloBenchError(f"--cell is for run folders, but {path} is a file")
     logs = []
     for entry in external_results(path).cells:
         requests = entry.read()
@@ -187,16 +187,12 @@ def _logs(path: Path, cell: str | None) -> list[RealLog]:
             raise FileFormatError(
                 path, None, "does not tell when requests were sent, which a replay needs"
             )
-        columns = {
-            "arrival_s": requests.arrival_s if requests.sent_s is None else requests.sent_s,
-            "prompt_tokens": requests.prompt_tokens,
-            "output_tokens": requests.output_tokens,
-            "first_token_s": requests.first_token_s,
-            "finish_s": requests.finish_s,
-        }
+        names = ("prompt_tokens", "output_tokens", "first_token_s", "finish_s")
+        columns = {name: getattr(requests, name).tolist() for name in names}
+        sent_s = requests.arrival_s if requests.sent_s is None else requests.sent_s
+        columns["arrival_s"] = sent_s.tolist()
         settings = EngineSettings(model=entry.identity["model"] or None)
-        lists = {name: column.tolist() for name, column in columns.items()}
-        logs.append(dataclasses.replace(log_of_columns(path, lists, settings), name=entry.name))
+        logs.append(dataclasses.replace(log_of_columns(path, columns, settings), name=entry.name))
     return logs
 
 

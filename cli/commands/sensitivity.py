@@ -29,7 +29,7 @@ DEFAULT_REQUESTS = 500
 
 _ASKED = (
     *("systems", "set", "workload", "slo", "requests", "seeds", "seed"),
-    *("model", "gpu", "gpus", "tp", "router"),
+    *("model", "gpu", "gpus", "tp", "router", "profile", "server_version"),
 )
 _CHANGED = {
     "systems": {"help": "Systems to compare, two or more. Default: vllm and sarathi."},

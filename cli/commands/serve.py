@@ -38,8 +38,8 @@ _TAKEN = (
 _CHANGED = {
     "instances": {"help": "Number of servers behind one address. Default: 1."},
     "router": {
-        "help": "Router of several servers: round-robin, least-loaded, prefix-aware or load-aware. "
-        "Default: the system's own."
+        "help": "Router of several servers: round-robin, random, least-loaded, prefix-aware or "
+        "load-aware. Default: the system's own."
     },
     "length_predictor": {
         "help": "Predictor of output lengths for the policy: a folder written by `slo-bench "

@@ -144,9 +144,10 @@ def _routers() -> list[Entry]:
     import inspect
 
     from ...harness.policies.routers import ROUTERS
+    from ...harness.policies.stock import first_sentence
 
     return [
-        {"name": name, "description": (inspect.getdoc(router) or "").splitlines()[0]}
+        {"name": name, "description": first_sentence(inspect.getdoc(router) or name)}
         for name, router in ROUTERS.items()
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 from ...workloads.errors import by_name
 from ..core.cluster_policy import Router, T, Target, least_loaded
@@ -23,6 +24,18 @@ class RoundRobin:
         instance = instances[self._next % len(instances)]
         self._next += 1
         return instance
+
+
+class RandomChoice:
+    """Any of the instances, as a Kubernetes service draws one for each connection. The draw follows
+    from the request and its arrival, so that it is the same in each run.
+    """
+
+    watches = False
+    measures = False
+
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
+        return Random(f"{r.id} {r.arrival_s}").choice(instances)
 
 
 class LeastLoaded:
@@ -96,6 +109,7 @@ class PrefixAware:
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
+    "random": RandomChoice,
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
     "load-aware": LoadAware,

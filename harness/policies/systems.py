@@ -60,8 +60,7 @@ class System:
             c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Parameters)
         ]
         alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
-        text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
-        return first_sentence(text)
+        return first_sentence((alone and module.__doc__) or inspect.getdoc(kind) or self.name)
 
     @property
     def on_servers(self) -> OnServers | None:

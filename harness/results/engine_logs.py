@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.prefixes import BLOCK_SIZE
-from ...workloads.readers.table_reader import lines
+from ...workloads.readers.table_reader import lines, read_flat_jsonl
 from .request_blocks import RequestBlocks, read_hash_ids
+from .run_columns import REASON_COLUMN
 from .run_folder import CHECKSUMS, check_files, read_rows
 
 Floats = NDArray[np.float64]
@@ -42,7 +43,14 @@ REPEATED = "repeated"  # the same: levels that were measured again
 _LATEST_S = 1e11  # seconds since 1970 are 2e9, milliseconds 2e12
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
-_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
+# Where a request tells how it ended, and what those tell that finished; NaN is not equal to itself.
+_FINISHED: Mapping[str, Callable[[Any], bool]] = {
+    "outcome": lambda word: word in (None, "finished", "completed", "success", "ok"),
+    "success": lambda flag: flag not in (False, "False", "false", "0"),
+    "error": lambda text: not text or text != text,
+}
+_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens")
+_WORDS = (*_FINISHED, "request_id")
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,8 @@ class RealLog:
 
     Latencies count from `begin_s`: when the engine received the request, if the log has that time,
     else the arrival (in a run folder of real servers: when the load generator had sent it).
-    `unfinished` counts requests without tokens, which are left out; `rows` are the places of the
-    others in the file. `of_client`: times are those of a client, before the server's front end.
+    `notes` say what was left out or is doubtful; `rows` are the places in the file of requests that
+    finished. `of_client`: times are those of a client, before the server's front end.
     """
 
     name: str
@@ -87,7 +95,7 @@ class RealLog:
     last_s: Floats
     engine: EngineSettings
     rows: Ints
-    unfinished: int = 0
+    notes: tuple[str, ...] = ()
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache, if logged
     shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
     of_client: bool = False
@@ -122,14 +130,15 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
         raise SloBenchError(f"--cell is for run folders, but {path} is a file")
     if path.name.endswith(_SUFFIXES):
         return log_of_columns(path, _read_requests(path), EngineSettings())
-    return log_of_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+    requests = read_flat_jsonl(path).columns
+    return log_of_columns(path, requests, read_settings(path.parent / "meta.json"))
 
 
 def is_log(path: Path) -> bool:
     """Whether a JSONL file's first line, or a table's head, has times of first tokens that
     `read_log` takes.
     """
-    head = next(iter(lines(path)), "")
+    head = next(filter(str.strip, lines(path)), "").strip()
     return any(f'"{name}"' in head or name in head.split(",") for name in _NAMES["first"])
 
 
@@ -156,33 +165,6 @@ def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
         read_log(path, name)
         for name in ([str(r["cell"]) for r in rows] if cell is None else [cell])
     ]
-
-
-# -------------------------------------------------------------------- JSONL
-
-
-def _read_lines(path: Path) -> dict[str, list[Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise FileFormatError(path, None, problem) from None
-    rows: list[Mapping[str, Any]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except json.JSONDecodeError as error:
-            raise FileFormatError(path, number, f"is not JSON: {error.msg}") from None
-        if not isinstance(row, dict):
-            raise FileFormatError(path, number, "must be a JSON object, a request a line")
-        rows.append(row)
-    if not rows:
-        raise FileFormatError(path, None, "has no requests")
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for r in rows for k in r)
-    }
 
 
 def meta_path(folder: Path, cell: str) -> Path:
@@ -290,12 +272,11 @@ def read_cell(folder: Path, cell: str) -> RealLog:
         FileFormatError: the run kept no requests of the cell, or they cannot be read.
     """
     suffixes = (".csv.gz", ".parquet", ".csv")
-    files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
-    there = [file for file in files if file.is_file()]
-    if not there:
-        raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
-    settings = read_settings(meta_path(folder, cell))
-    return log_of_columns(there[0], _read_requests(there[0]), settings)
+    for file in (folder / "requests" / f"{cell}{suffix}" for suffix in suffixes):
+        if file.is_file():
+            settings = read_settings(meta_path(folder, cell))
+            return log_of_columns(file, _read_requests(file), settings)
+    raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
 
 
 def _from_run_folder(path: Path, cell: str | None) -> RealLog:
@@ -312,9 +293,12 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
         raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
     check_files(path, chosen, rows[chosen].get(CHECKSUMS))
     log = read_cell(path, chosen)
+    row = rows[chosen]
+    if reason := row.get(REASON_COLUMN):
+        log = dataclasses.replace(log, notes=(*log.notes, f"{chosen} is not valid: {reason}"))
     if meta_path(path, chosen).is_file():
         return log
-    return dataclasses.replace(log, engine=_settings_of_row(rows[chosen]))
+    return dataclasses.replace(log, engine=_settings_of_row(row))
 
 
 def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
@@ -341,14 +325,12 @@ def _whole(value: object) -> int | None:
 def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
     from .read_run import read_table
 
-    frame = read_table(path, _REQUIRED, _OF_REAL_SERVERS, words=("outcome",))
+    frame = read_table(path, _REQUIRED, (*_OF_REAL_SERVERS, *_WORDS), words=_WORDS)
     if "sent_s" in frame:  # the load generator may have sent late, which the server cannot know
         frame["arrival_s"] = frame.pop("sent_s")
     if "server_prompt_tokens" in frame:  # the server's own count, where it gives one
         theirs = frame["server_prompt_tokens"]
         frame["prompt_tokens"] = theirs.where(theirs >= 1, frame["prompt_tokens"])
-    if "outcome" in frame:
-        frame["finish_s"] = frame["finish_s"].where(frame["outcome"] == "finished")
     return {str(name): frame[name].tolist() for name in frame}
 
 
@@ -363,33 +345,37 @@ def log_of_columns(
     Raises:
         FileFormatError: a field is missing or no number, or clocks do not agree.
     """
-    fields = {field: _column(path, columns, field) for field in _NAMES}
-    of_client = fields["queued"] is None
-    fields["arrival"] = fields["queued"] if fields["arrival"] is None else fields["arrival"]
-    fields["queued"] = fields["arrival"] if fields["queued"] is None else fields["queued"]
-    there: dict[str, Floats] = {}
-    for field, column in fields.items():
+    notes: tuple[str, ...] = ()
+    named = {field: next((n for n in _NAMES[field] if n in columns), None) for field in _NAMES}
+    arrives, queues = named["arrival"], named["queued"]
+    named |= {"arrival": arrives or queues, "queued": queues or arrives}
+    rows_by_field = []
+    for field, column in named.items():
         if column is None:
-            names = _NAMES[field]
-            if field in ("arrival", "queued"):
-                names = (*_NAMES["arrival"], *_NAMES["queued"])
+            names = _NAMES[field] + (_NAMES["queued"] if field == "arrival" else ())
             raise FileFormatError(
                 path, None, f"has no {' or '.join(names)}; each request needs one"
             )
-        there[field] = column
-    arrival, begin, prompt, output, first, last = (
-        there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
-    )
+        rows_by_field.append(_floats(path, column, columns[column]))
+    table = np.stack(rows_by_field)
+    arrival, begin, prompt, output, first, last = table
     cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
     cached = cached[cached >= 0]  # neither unknown nor NaN
-    complete = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
+    complete = np.isfinite(table).all(axis=0)
     complete &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
+    for name, values in columns.items():
+        if (is_finished := _FINISHED.get(name.partition(".")[0])) is not None:
+            complete &= np.array([is_finished(value) for value in values], dtype=np.bool_)
     if not complete.any():
         raise FileFormatError(path, None, "has no request with a first and a last token")
-    unfinished = int((~complete).sum())
-    arrival, begin, prompt, output, first, last = (
-        column[complete] for column in (arrival, begin, prompt, output, first, last)
-    )
+    arrival, begin, prompt, output, first, last = table[:, complete]
+    if left_out := int((~complete).sum()):
+        notes += (
+            f"{left_out} of {len(complete)} requests of the log did not finish and are left out, "
+            "with the load that they were",
+        )
+    if (prompt % 1).any() or (output % 1).any():
+        raise FileFormatError(path, None, "numbers of tokens must be whole")
     latest_s = max(np.abs(column).max() for column in (arrival, begin, first, last))
     if latest_s > _LATEST_S:
         raise FileFormatError(path, None, f"has a time of {latest_s:g}; times must be seconds")
@@ -401,9 +387,9 @@ def log_of_columns(
         raise FileFormatError(
             path,
             None,
-            f"request {row} has its first token {first[row] - begin[row]:.3f} s after its arrival "
-            f"and its last {last[row] - first[row]:.3f} s after its first; are these times of one "
-            "clock?",
+            f"request {np.flatnonzero(complete)[row]} has its first token "
+            f"{first[row] - begin[row]:.3f} s after its arrival and its last "
+            f"{last[row] - first[row]:.3f} s after its first; are these times of one clock?",
         )
     order = np.argsort(arrival, kind="stable")
     zero = arrival[order[0]]
@@ -411,6 +397,7 @@ def log_of_columns(
     ids = columns.get("request_id")
     if ids is not None:
         ids = [ids[row] for row in rows]
+        notes += _repeated(ids)
     prompt_tokens = prompt[order].astype(np.int64)
     return RealLog(
         name=str(path),
@@ -422,18 +409,23 @@ def log_of_columns(
         last_s=(last - zero)[order],
         engine=settings,
         rows=rows,
-        unfinished=unfinished,
+        notes=notes,
         cached_tokens=int(np.minimum(cached, 2**40).sum()) if len(cached) else None,
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),
-        of_client=of_client,
+        of_client=queues is None,
     )
 
 
-def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Floats | None:
-    name = next((name for name in _NAMES[field] if name in columns), None)
-    if name is None:
-        return None
-    return _floats(path, name, columns[name])
+def _repeated(ids: Sequence[Any]) -> tuple[str, ...]:
+    """A note on requests with the id of another, if there are any."""
+    [(most_common, times)] = Counter(map(str, ids)).most_common(1)
+    if times == 1:
+        return ()
+    repeated = len(ids) - len(set(map(str, ids)))
+    return (
+        f"{repeated} requests have the request_id of an earlier one ({most_common!r} is there "
+        f"{times} times); runs in one file, and requests written twice, are simulated as one load",
+    )
 
 
 def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:

@@ -66,6 +66,8 @@ def read_hash_ids(
     ):
         if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
+        if str(name) in blocks_by_request:
+            raise table.fail(row, f"request {name!r} has a line before")
         blocks_by_request[str(name)] = [numbers.setdefault(h, -1 - len(numbers)) for h in hashes]
     missing = [str(name) for name in request_ids if str(name) not in blocks_by_request]
     if missing:

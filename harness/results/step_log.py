@@ -94,15 +94,6 @@ def read_step_log(path: Path, begin: int = 0, end: int | None = None) -> StepLog
     return StepLogContent(steps, recomputations, swapping, copies)
 
 
-def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
-    """Read the steps that began and ended between two byte offsets of a file.
-
-    Raises:
-        FileFormatError: the file cannot be read, or a line is not one of a step log.
-    """
-    return read_step_log(path, begin, end).steps
-
-
 def logged(root: Path, meta: Mapping[str, Any]) -> StepLogContent:
     """Read the step log of a measured cell; `meta` names its parts below `root`."""
     parts = meta.get("steps") or []

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..dtypes import SIXTEEN_BIT_BYTES
+from ..dtypes import SIXTEEN_BIT_BYTES, kv_dtype
 from ..placement import Placement
 from ..profiles.build_model import grid_of
 from ..profiles.data_parallel import DataParallelStepTime
@@ -21,13 +21,19 @@ from ..profiles.step_time_table import Curve, DecodeGrid, Host, MixedGrid, Table
 from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, coefficients_of, step_time
-from .kernels import Kernels, has_tables, kernels
+from .kernels import SUSTAINED, Kernels, has_tables, kernels
 from .layers import ExpertLayer, Indexer, Operators, operators
-from .server_version import DEFAULT_ENGINE, ServerVersion
+from .server_version import DEFAULT_ENGINE, ServerVersion, version_numbers
 
 _SEQUENCES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=np.float64)
 _CONTEXTS = np.array([0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536], dtype=np.float64)
 _CHUNKS = np.array([1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384], dtype=np.float64)
+
+# Query rows of a tile of FlashAttention 2 with paged KV. In a step with prompts a decoding sequence
+# takes a tile for each query head and fills one row of it: in tables of such steps (LLMServingSim,
+# vLLM 0.19: three models, RTX PRO 6000 and 4090, up to 64 sequences) one costs what 52 to 88 rows
+# of a prompt do.
+_TILE_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ def operator_step_time(
     rest = (
         _per_sequence(kernel_times, listed, host),
         decode,
-        _mixed(kernel_times, listed, placement, decode),
+        _mixed(kernel_times, listed, placement, decode, server),
         Host(step_s, graph_tokens=GRAPH_TOKENS, prefill_s=host.kernel_s * listed.launches),
     )
     if placement.dp > 1 and experts is not None:
@@ -313,16 +319,20 @@ def _decode(kernel_times: Kernels, listed: Operators, placement: Placement) -> D
 
 
 def _mixed(
-    kernel_times: Kernels, listed: Operators, placement: Placement, decode: DecodeGrid
+    kernel_times: Kernels,
+    listed: Operators,
+    placement: Placement,
+    decode: DecodeGrid,
+    server: ServerVersion,
 ) -> MixedGrid:
-    """Prompts and decoding sequences one after the other.
+    """Prompts and decoding sequences one after the other, or together in tiles (`_in_tiles`).
 
     A chunk behind a context takes what the causal attention to both takes longer than that to the
     context alone; so no measurement of such chunks is needed.
     """
     a = listed.attention
     length, seconds = kernel_times.context_s(a, placement.kv_dtype)
-    seconds = seconds * kernel_times.sustained
+    seconds = seconds * SUSTAINED
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
     def alone(tokens: Floats) -> Floats:
@@ -357,9 +367,28 @@ def _mixed(
     if (recurrence := listed.recurrence) is not None:
         later = later + recurrence.calls * kernel_times.recurrence_s(_CHUNKS[:, None], recurrence)
     sequences = np.concatenate([[0.0], decode.sequences])
-    decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
+    decode_s = decode.seconds
+    if _in_tiles(placement, server) and listed.indexer is None and not a.latent:
+        kv = decode.kv_tokens
+        attended = a.calls * kv + a.window_calls * np.minimum(kv, a.window)
+        decode_s = np.maximum(
+            decode_s, 2 * pairs_s * _TILE_ROWS * np.outer(decode.sequences, attended)
+        )
+    decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode_s])
     total = later[:, :, None, None] + decodes[None, None, :, :]
     return MixedGrid(_CHUNKS, _CONTEXTS, sequences, decode.kv_tokens, total)
+
+
+def _in_tiles(placement: Placement, server: ServerVersion) -> bool:
+    """Whether prompts and decoding sequences are attended to by one call of FlashAttention 2: vLLM
+    since its V1 engine, with KV of 16 bits.
+    """
+    return (
+        server.engine == "vllm"
+        and version_numbers(server.version) >= (0, 8)
+        and placement.gpu.flash_attention == 2
+        and kv_dtype(placement.kv_dtype).bytes == SIXTEEN_BIT_BYTES
+    )
 
 
 def _chosen_s(kernel_times: Kernels, listed: Operators, placement: Placement) -> float:

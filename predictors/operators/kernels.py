@@ -25,8 +25,9 @@ from .layers import Attention, ExpertLayer, Indexer, Recurrence
 LAUNCH_S = 2e-6  # of one kernel in a CUDA graph: the least time in the tables of all GPUs
 DISTURBED = 1.25  # times the time of a larger size
 # Times what a kernel takes that is measured alone, where arithmetic bounds it: under a server's
-# load GPUs with 8-bit units reach their power limit (ML.ENERGY: H100 and B200 at 97 %), and the
-# clock falls. Chosen with Qwen3-32B on H100 in view.
+# load GPUs reach their power limit (ML.ENERGY: H100 and B200 at 97 %; Splitwise: prompts on A100 at
+# 101 to 109 %), and the clock falls. Chosen with Qwen3-32B on H100 in view; in Vidur's profiles,
+# matrices of 512 tokens and more take 1.16 times the tables on H100, 1.12 times on A100.
 SUSTAINED = 1.07
 _SCORE_BYTES = 4
 _SPARSE_HEADS = 64
@@ -88,21 +89,16 @@ class Kernels:
         seconds: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
         return seconds
 
-    @property
-    def sustained(self) -> float:
-        """How much longer arithmetic takes under a server's load than in the tables."""
-        return SUSTAINED if self.gpu.flops_8bit else 1.0
-
     def sustained_gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
         """`gemm_s` under a server's load: longer where arithmetic bounds it."""
         roofline = _gemm_roofline(self._own, tokens, n, k, dtype)
         return self.gemm_s(tokens, n, k, dtype) * self._slowed(2 * tokens * n * k, dtype, roofline)
 
     def _slowed(self, operations: Floats, dtype: str, roofline_s: Floats) -> Floats:
-        """Factors on the times of kernels: `sustained` where arithmetic bounds them."""
+        """Factors on the times of kernels: `SUSTAINED` where arithmetic bounds them."""
         bits = weight_dtype(dtype).compute_bits
         arithmetic_s = operations / (self._own.flops.get(bits) or self._own.flops[16])
-        return np.where(arithmetic_s + LAUNCH_S >= roofline_s, self.sustained, 1.0)
+        return np.where(arithmetic_s + LAUNCH_S >= roofline_s, SUSTAINED, 1.0)
 
     def gemm_tokens(self, dtype: str) -> Floats:
         """Numbers of tokens at which matrix multiplications were measured.

@@ -145,7 +145,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     it would count as a repetition.
     """
     lines: dict[str, int] = {}
-    for line, piece in enumerate(text.splitlines(), start=1):
+    for line, piece in enumerate(text.split("\n"), start=1):
         if not piece.strip():
             continue
         if piece in lines:

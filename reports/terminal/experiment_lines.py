@@ -111,7 +111,7 @@ def lines_of_settings(experiment_toml: str) -> list[str]:
     models = _named(list(map(str, listed(table.get("model", "several models")))), "models")
     gpus = " and ".join(map(str, listed(table.get("gpu", "unknown"))))
     count = table.get("gpus")
-    workloads = [f"{name}{_catalogue_means(str(name))}" for name in listed(table["workload"])]
+    workloads = [f"{name}{_lengths(str(name), table)}" for name in listed(table["workload"])]
     lengths = [f"{n:,} requests" for n in listed(table.get("requests", ())) if n]
     lengths += [f"{s:g}\xa0s of arrivals" for s in listed(table.get("duration_s", ())) if s]
     runs = f"runs: {seeds}\xa0seed{'s' * (seeds > 1)}"
@@ -181,12 +181,17 @@ def _workloads(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[str]
             prompt, output = (float(requests[column].mean()) for column in requests)
             yield f"{name} (mean {prompt:,.0f} prompt, {output:,.0f} output tokens)"
         except SloBenchError:  # without records
-            yield f"{name}{_catalogue_means(str(name))}"
+            yield f"{name}{_lengths(str(name), _table(run) or {})}"
 
 
-def _catalogue_means(name: str) -> str:
-    entry = catalogue().get(name)
-    if entry is None:
+def _lengths(workload: str, table: Mapping[str, Any]) -> str:
+    """The settings that replace a workload's lengths, in brackets, else the catalogue's means."""
+    settings = ("prompt_tokens", "output_tokens", "sessions")
+    replaced = [f"{name} {value}" for name in settings for value in listed(table.get(name, ()))]
+    if replaced:
+        return f" ({', '.join(replaced)})"
+    entry = catalogue().get(workload)
+    if entry is None or entry.mean_prompt_tokens is None or entry.mean_output_tokens is None:
         return ""
     means = f"mean {entry.mean_prompt_tokens:,.0f} prompt, {entry.mean_output_tokens:,.0f} output"
     return f" ({means} tokens)"

@@ -148,6 +148,12 @@ def test_options_that_would_change_nothing_or_contradict_the_log_are_refused(
     assert message in str(called(place, "--gpu", "rtx-4090", *options).exception)
 
 
+def test_a_cell_of_another_load_generators_file_is_refused(tmp_path):
+    file = client_file(tmp_path)
+    shown = str(called(file, "--model", "llama-3.1-8b", "--gpu", "l40s", "--cell", "x").exception)
+    assert "--cell is for run folders" in shown
+
+
 def test_a_simulated_run_is_refused_as_a_folder_and_as_its_file(slo_bench, tmp_path):
     words = ("run", "--system", "vllm", "--rates", "2", "--requests", "30", "--seeds", "1")
     assert slo_bench(*words, "--no-report", "--out", tmp_path / "run")[0] == 0

@@ -38,6 +38,17 @@ FLEET = ("--models", "fleet(llama-3.1-8b*2)")
 
 
 @pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--max-input-size", "1M", "--max-input-size", "2G", "list", "gpus"), "--max-input-size"),
+        (("calibrate", "x", "--prefix-caching", "--no-prefix-caching"), "--prefix-caching"),
+    ],
+)
+def test_options_of_all_commands_and_opposite_flags_are_refused_twice(slo_bench, words, name):
+    assert f"{name} takes one value but is given 2 times" in refused(slo_bench, *words)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--requests", 10**18], "of memory"),

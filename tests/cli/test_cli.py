@@ -266,6 +266,12 @@ def test_list_of_one_system_shows_its_parameters(slo_bench):
     assert "did you mean orca" in err
 
 
+@pytest.mark.parametrize("kind", ["systems", "routers"])
+def test_list_shows_whole_sentences(kind):
+    for entry in KINDS[kind]():
+        assert entry["description"].endswith(".")
+
+
 @pytest.mark.parametrize("kind", ["models", "gpus", "links", "workloads", "routers"])
 def test_list_fits_80_columns(slo_bench, monkeypatch, kind):
     monkeypatch.setenv("COLUMNS", "80")

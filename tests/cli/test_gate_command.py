@@ -202,6 +202,7 @@ def test_sensitivity_command_writes_crossings(slo_bench, tmp_path):
         (("--perturb", "moon=1"), "unknown perturbation"),
         (("--perturb", "host", "--perturb", "host=2"), "given twice"),
         (("-s", "vllm"), "two systems"),
+        (["--server-version", "vlm-0.7"], "engine"),
         (("--workload", "nothing"), "unknown workload"),
     ],
 )

@@ -44,6 +44,13 @@ def test_output_in_a_narrow_encoding_replaces_missing_characters(encoding):
     assert b"NAME=A,B,..." in out
 
 
+def test_rules_and_marks_are_no_question_marks_in_ascii():
+    code, out, err = call("list", "gpus", env={"PYTHONIOENCODING": "ascii:strict"})
+    assert code == 0, err
+    assert b"----" in out
+    assert b"?" not in call("doctor", env={"PYTHONIOENCODING": "ascii:strict"})[1]
+
+
 @pytest.mark.parametrize("fds", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_cause_no_error(fds):
     code, out, err = call("list", "models", fds=fds)

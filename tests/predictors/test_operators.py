@@ -218,13 +218,56 @@ def test_operator_step_time_refuses_unknown_engines_and_encoders():
 
 def test_gemm_time_is_longer_under_load():
     tokens = np.array([8.0, 8192.0])
-    for name, slower in (("h100-80g", [1.0, 1.07]), ("a100-80g", [1.0, 1.0])):
+    for name in ("h100-80g", "a100-80g"):
         kernel_times = kernels(gpu(name))
         sustained, alone = (
             gemm_time(tokens, 8192, 8192, "bf16")
             for gemm_time in (kernel_times.sustained_gemm_s, kernel_times.gemm_s)
         )
-        assert sustained / alone == pytest.approx(slower)
+        assert sustained / alone == pytest.approx([1.0, 1.07])
+
+
+def mixed_attention_s(gpu_name, server=AHEAD, **settings):
+    """Seconds that 32 sequences with 4,096 tokens add to the attention of a prompt of 1,024."""
+    mixed = operator_step_time(placed(1, gpu_name, **settings), server).model.tables.mixed
+    chunk = list(mixed.chunk_tokens).index(1024)
+    sequences, kv = list(mixed.sequences).index(32), list(mixed.kv_tokens).index(4096)
+    return mixed.seconds[chunk, 0, sequences, kv] - mixed.seconds[chunk, 0, 0, kv]
+
+
+def test_decoding_sequence_beside_a_prompt_takes_a_tile_of_flash_attention_2():
+    """64 rows of a prompt; on Hopper, in other engines and formats what it takes alone."""
+    decode = operator_step_time(placed(1, "a100-80g")).model.tables.decode
+    alone_s = decode.seconds[list(decode.sequences).index(32), list(decode.kv_tokens).index(4096)]
+    attention = operators(placed(1, "a100-80g")).attention
+    tokens, seconds = kernels(gpu("a100-80g")).context_s(attention, "bf16")
+    pair_s = 1.07 * np.polyfit(0.5 * tokens[-3:] ** 2, seconds[-3:], 1)[0]
+    tiles_s = LLAMA.layers * 32 * 4096 * 64 * pair_s
+    assert mixed_attention_s("a100-80g") == pytest.approx(tiles_s)
+    assert tiles_s > 1.3 * alone_s
+    assert mixed_attention_s("a100-80g", ServerVersion(version="0.7")) == pytest.approx(alone_s)
+    assert mixed_attention_s("a100-80g", kv_dtype="fp8") == pytest.approx(alone_s)
+    for gpu_name in ("h100-80g", "b200"):
+        later, before = (
+            mixed_attention_s(gpu_name, ServerVersion(version=v)) for v in ("0.19", "0.7")
+        )
+        assert later == before
+
+
+MIXED_STEPS = SHARED / "profiles/llmservingsim/RTXPRO6000-Llama-3.1-8B-bf16-tp1/attention.csv"
+
+
+@pytest.mark.skipif(
+    not MIXED_STEPS.is_file(), reason=f"no {MIXED_STEPS}; SLO_BENCH_SHARED names it"
+)
+def test_decoding_sequence_beside_a_prompt_takes_what_was_measured():
+    import pandas as pd
+
+    keys = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"]
+    measured = pd.read_csv(MIXED_STEPS).set_index(keys)["time_us"]
+    extra_s = LLAMA.layers * 1e-6 * (measured[1024, 0, 32, 4096] - measured[1024, 0, 0, 0])
+    assert mixed_attention_s("rtx-pro-6000") == pytest.approx(extra_s, rel=0.3)
+    assert mixed_attention_s("rtx-pro-6000", SGLANG) < 0.8 * extra_s
 
 
 def test_heads_of_a_size_without_tables_are_scaled():

@@ -43,6 +43,7 @@ from .table_reader import (
     flat,
     in_order,
     lines,
+    objects,
     parse_object,
     read_csv,
     read_jsonl,
@@ -170,10 +171,7 @@ def read_llmservingsim(path: Path) -> WorkloadTrace:
     session: list[int] = []
     follows: list[int] = []
     unread: dict[str, None] = {}
-    for number, text in enumerate(lines(path), 1):
-        if text.isspace():
-            continue
-        row = parse_object(path, number, text)
+    for number, row in objects(path):
         calls = row.get(_CALLS, [row])
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise FileFormatError(path, number, f"{_CALLS} must be a list of objects")

@@ -252,10 +252,7 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
     columns: dict[str, list[Any]] = {key: [] for key in (*required, *optional)}
     unread: dict[str, None] = {}
     numbers: list[int] = []
-    for number, text in enumerate(lines(path), 1):
-        if text.isspace():
-            continue
-        row = parse_object(path, number, text)
+    for number, row in objects(path):
         for key in required:
             if key not in row:
                 raise FileFormatError(path, number, f"the object lacks {key!r}")
@@ -277,16 +274,12 @@ def read_flat_jsonl(path: Path) -> FileTable:
     where an object lacks one.
 
     Raises:
-        FileFormatError: a line is no JSON object, or there is none.
+        FileFormatError: a line is no JSON object.
     """
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, text in enumerate(lines(path), 1):
-        if not text.isspace():
-            rows.append(flat(parse_object(path, number, text)))
-            numbers.append(number)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return FileTable(path, {name: [row.get(name) for row in rows] for name in names}, numbers)
+    numbered = {number: flat(row) for number, row in objects(path)}
+    names = dict.fromkeys(name for row in numbered.values() for name in row)
+    columns = {name: [row.get(name) for row in numbered.values()] for name in names}
+    return FileTable(path, columns, list(numbered))
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,6 +291,17 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
         else:
             plain[key] = value
     return plain
+
+
+def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON object of each line that is not blank, with its number.
+
+    Raises:
+        FileFormatError: a line is no JSON object.
+    """
+    for number, text in enumerate(lines(path), 1):
+        if not text.isspace():
+            yield number, parse_object(path, number, text)
 
 
 def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:

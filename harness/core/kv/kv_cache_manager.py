@@ -16,8 +16,9 @@ class KVCacheManager:
     `free` counts every block that can be allocated, including blocks of cached prefixes that no
     request uses. With `unit_tokens` set, the KV cache manager keeps a prefix cache in units of that
     many tokens: reference counts, and least-recently-used eviction of idle units (a request's last
-    units first), done as soon as the free blocks no longer cover them. A hash names its tokens and
-    all before them, as in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
+    units first), done as soon as the free blocks no longer cover them. Units of answers wait for
+    their turn, too, although no prompt finds them. A hash names its tokens and all before them, as
+    in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
     """
 
     __slots__ = (
@@ -134,8 +135,7 @@ class KVCacheManager:
         refs = self.refs
         for h in r.prefix_blocks[(begin + 1) * stride - 1 : full * stride : stride]:
             if h in refs or h in self.copies:
-                self.copies_made += 1
-                copy = _FIRST_COPY - self.copies_made
+                copy = self._new_number()
                 self.copies.setdefault(h, []).append(copy)
                 self.copy_of[copy] = h
                 h = copy
@@ -149,8 +149,23 @@ class KVCacheManager:
         """
         self.cache_blocks(r, kv_tokens)
 
+    def _new_number(self) -> int:
+        """The number of a unit that no hash names."""
+        self.copies_made += 1
+        return _FIRST_COPY - self.copies_made
+
+    def keep_answer(self, r: RequestState) -> None:
+        """Cache what `r` has filled beyond its prompt's units, under numbers of their own."""
+        if self.refs:  # else there is nothing that they could outlive
+            held = r.shared = r.shared or []
+            for _ in range(len(held), (r.blocks - 1) // self.unit_blocks):
+                unit = self._new_number()
+                self.refs[unit] = 1
+                held.append(unit)
+
     def release(self, r: RequestState) -> None:
         """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
+        self.keep_answer(r)
         held = r.shared
         if held:
             refs, idle, unit_blocks = self.refs, self.idle, self.unit_blocks

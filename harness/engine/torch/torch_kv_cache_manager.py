@@ -102,8 +102,10 @@ class TorchKVCacheManager(KVCacheManager):
 
     def release(self, r: RequestState) -> None:
         """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
+        self.keep_answer(r)
         table = self._tables.pop(r, [])
         self.last_released = table.copy()
+        self._name_units(r, table)
         for block in table[len(r.shared or ()) * self.unit_blocks :]:
             heappush(self._free_ids, block)
         table.clear()

@@ -171,6 +171,7 @@ class CheckedServers(ABC):
 
     async def _until_well(self, index: int, present: Sequence[HttpRequest]) -> None:
         upstream = self.upstreams[index]
+        upstream.close_idle()  # they may end as the server does; a connection of its own tells
         while True:
             reply = CollectedReply()
             try:

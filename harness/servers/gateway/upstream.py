@@ -94,6 +94,11 @@ class Upstream:
             raise UnreachableError(error.strerror or str(error)) from error
         return connection
 
+    def close_idle(self) -> None:
+        """Close the connections that have no request: the next request makes one of its own."""
+        while self.idle:
+            self.idle.pop().abort()
+
     def close(self) -> None:
         """Close every connection; requests in progress are lost."""
         for connection in list(self.open):

@@ -20,8 +20,8 @@ def seen(measurement: Measurement) -> bool:
     gpt-oss-120b's experts: Hopper. How often SGLang looks for requests on B200, its chunks and
     memory: DeepSeek. How long SGLang launches a kernel of a prompt: half of its mixtures of experts
     on H200 and B200. Recipes and, up to 8 clients, vLLM's front end: B300, Kimi-K2.5 and
-    gpt-oss-120b on B200. The front end was chosen with the open loop of H100, too, which counts as
-    not seen.
+    gpt-oss-120b on B200. The front end was chosen with the open loop of H100, too, and with that of
+    A100 how services choose servers; open loops count as not seen.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):

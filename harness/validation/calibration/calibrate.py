@@ -45,6 +45,9 @@ from .fitted_front_end import Waited, fitted_front_end
 
 Progress = Callable[[str], None]
 
+# Settings of an engine that logs of one profile have in common.
+_OF_ALL = ("model", "tp", "server", "version", "system", "eager")
+
 # Share of disagreements among the events of a replay from which its batches are doubtful, and from
 # which they are those of another run.
 _DOUBTFUL, _UNLIKE = 0.25, 0.75
@@ -134,10 +137,19 @@ def calibrate(
     replay agrees best. Arguments are those of a validation; `day` goes into the profile's scope.
 
     Raises:
-        SloBenchError: the profile has no step times, or a replay does not come near its log.
+        SloBenchError: the profile has no step times, logs are of different servers, or a replay
+            does not come near its log.
     """
     settings = overrides or EngineSettings()
-    server = server_of(merged(logs[0].engine, settings))
+    engines = [merged(log.engine, settings) for log in logs]
+    for name in _OF_ALL:
+        values = sorted({str(getattr(engine_settings, name)) for engine_settings in engines})
+        if len(values) > 1:
+            raise SloBenchError(
+                f"the logs differ in {name} ({', '.join(values)}), and a profile is of one server; "
+                "choose one with --cell, or give its file"
+            )
+    server = server_of(engines[0])
     bare = dataclasses.replace(uncalibrated(profile), scope=Scope(server_text(server)))
     for log in logs:
         bare = with_log_link(bare, log)
@@ -191,7 +203,7 @@ def calibrate(
         front_end=learned.front_end,
         scope=dataclasses.replace(scope_of(logs), server=server_text(server), date=day),
     )
-    return Calibrated(result, calibration, tuple(notes))
+    return Calibrated(result, calibration, tuple(dict.fromkeys(notes)))  # several logs, one note
 
 
 def uncalibrated(profile: Profile) -> Profile:

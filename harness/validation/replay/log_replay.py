@@ -275,9 +275,7 @@ def replay_of(
 
     `known_prefixes`: the requests are simulated with prefixes from elsewhere.
     """
-    notes: list[str] = []
-    if log.unfinished:
-        notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
+    notes = list(log.notes)
     served = system(engine).with_parameters(**(parameters or {}))
     settings = merged(merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling

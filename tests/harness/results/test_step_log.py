@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slo_bench.harness.results.step_log import read_step_log, read_steps
+from slo_bench.harness.results.step_log import read_step_log
 from slo_bench.workloads.errors import FileFormatError
 
 
@@ -43,7 +43,7 @@ def test_step_lasts_from_the_end_of_the_step_before(tmp_path):
         step(5.0),  # nobody was there in between
         done(5.25, 0),
     )
-    steps = read_steps(path)
+    steps = read_step_log(path).steps
     assert seconds(steps) == [0.5, 0.5, 0.25]
     assert steps[0].chunks == [(0, 8)]
     assert (steps[1].decode_seqs, steps[1].decode_kv_tokens) == (1, 10)
@@ -53,7 +53,7 @@ def test_step_results_are_matched_in_order(tmp_path):
     path = written(
         tmp_path / "log", step(1.0, 5), step(1.1, 6), done(2.0, 6), step(2.1, 7), done(3.5, 6)
     )
-    steps = read_steps(path)
+    steps = read_step_log(path).steps
     assert [s.decode_seqs for s in steps] == [5, 6]  # the third has no result yet
     assert seconds(steps) == [1.0, 1.5]
 
@@ -62,7 +62,7 @@ def test_empty_steps_and_other_events_are_ignored(tmp_path):
     path = written(
         tmp_path / "log", {"event": "away", "id": "x"}, step(0.5, 0), step(1.0), done(1.5, 0)
     )
-    assert seconds(read_steps(path)) == [0.5]
+    assert seconds(read_step_log(path).steps) == [0.5]
 
 
 def test_part_of_a_step_log_may_begin_and_end_anywhere(tmp_path):
@@ -71,19 +71,21 @@ def test_part_of_a_step_log_may_begin_and_end_anywhere(tmp_path):
     ends = [0]
     for line in lines:
         ends.append(ends[-1] + len(json.dumps(line)) + 1)
-    assert seconds(read_steps(path, ends[2], ends[4])) == [2.0]
-    assert seconds(read_steps(path, ends[2], ends[5] - 3)) == [2.0]
-    assert seconds(read_steps(path, ends[1], ends[4])) == [2.0]  # a result of nobody knows what
+    assert seconds(read_step_log(path, ends[2], ends[4]).steps) == [2.0]
+    assert seconds(read_step_log(path, ends[2], ends[5] - 3).steps) == [2.0]
+    assert seconds(read_step_log(path, ends[1], ends[4]).steps) == [
+        2.0
+    ]  # a result of nobody knows what
 
 
 def test_file_that_is_no_step_log_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="cannot be read"):
-        read_steps(tmp_path / "none")
+        read_step_log(tmp_path / "none")
     (tmp_path / "text").write_text("hello\nworld\n")
     with pytest.raises(FileFormatError, match="is no step log"):
-        read_steps(tmp_path / "text")
+        read_step_log(tmp_path / "text")
     with pytest.raises(FileFormatError, match="is no step log"):
-        read_steps(written(tmp_path / "log", {"event": "step", "time_s": 0.0}))
+        read_step_log(written(tmp_path / "log", {"event": "step", "time_s": 0.0}))
 
 
 def test_step_log_separates_swaps_and_recomputations(tmp_path):
@@ -114,7 +116,7 @@ def test_step_log_separates_swaps_and_recomputations(tmp_path):
         (9, 0.25),
     ]
     assert seconds(log.steps) == [0.5, 0.75, 1.0]
-    assert seconds(read_steps(path)) == seconds(log.steps)
+    assert seconds(read_step_log(path).steps) == seconds(log.steps)
 
 
 def test_step_log_with_malformed_copies_is_refused(tmp_path):

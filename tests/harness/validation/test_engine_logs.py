@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.results.engine_logs import EngineSettings, read_log
+from slo_bench.harness.results.engine_logs import EngineSettings, is_log, read_log
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 FIRST = {
@@ -49,9 +50,65 @@ def test_log_with_two_clocks_is_aligned(tmp_path):
 
 def test_log_is_sorted_by_arrival_without_unfinished_requests(tmp_path):
     lost = FIRST | {"first_token_ts": None, "last_token_ts": None}
-    log = read_log(written(tmp_path, SECOND, lost, "", FIRST))
-    assert log.unfinished == 1
+    log = read_log(written(tmp_path, SECOND | {"request_id": "b"}, lost, "", FIRST))
+    assert "1 of 3 requests of the log did not finish and are left out" in log.notes[0]
     assert log.arrival_s == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": "failed"},
+        {"outcome": "rejected"},
+        {"success": False},
+        {"error": "timeout"},
+        {"error": {"code": 500}},
+    ],
+)
+def test_requests_that_failed_are_left_out_of_a_log(tmp_path, fields):
+    log = read_log(written(tmp_path, FIRST, SECOND | fields))
+    assert len(log) == 1
+    assert "1 of 2 requests of the log did not finish and are left out" in log.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("column", "fine", "failed"),
+    [("outcome", "finished", "failed"), ("success", "True", "False"), ("error", "", "timeout")],
+)
+def test_rows_that_failed_are_left_out_of_a_table(tmp_path, column, fine, failed):
+    file = tmp_path / "table.csv"
+    head = "arrival_s,prompt_tokens,output_tokens,first_token_s,finish_s"
+    file.write_text(f"{head},{column}\n1,9,3,2,3,{fine}\n2,9,3,4,5,{failed}\n")
+    assert len(read_log(file)) == 1
+
+
+def test_requests_that_say_how_they_finished_are_kept(tmp_path):
+    fields = {"outcome": "finished", "success": True, "error": None}
+    assert len(read_log(written(tmp_path, FIRST | fields, SECOND | {"error": ""}))) == 2
+
+
+def test_request_ids_that_repeat_are_named(tmp_path):
+    log = read_log(written(tmp_path, FIRST, SECOND))
+    assert "1 requests have the request_id of an earlier one ('a' is there 2 times)" in log.notes[0]
+    assert not read_log(written(tmp_path, FIRST, SECOND | {"request_id": "b"})).notes
+
+
+def test_lines_end_where_lines_of_a_file_do(tmp_path):
+    rows = [
+        json.dumps(row | {"prompt": "a\u2028b\x85"}, ensure_ascii=False) for row in (FIRST, SECOND)
+    ]
+    file = tmp_path / "log.jsonl"
+    file.write_text("\ufeff" + "\r\n".join(rows), "utf-8")
+    assert len(read_log(file)) == 2
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert len(read_log(packed)) == 2
+
+
+def test_a_table_with_first_tokens_at_the_end_is_a_log(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("\narrival_s,prompt_tokens,output_tokens,finish_s,first_token_s\n1,9,3,3,2\n")
+    assert is_log(file)
 
 
 def test_log_with_one_clock_is_read(tmp_path):
@@ -93,14 +150,19 @@ def test_log_settings_are_read_from_the_file_beside_it(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([FIRST, "{"], "is not JSON: .*line 2"),
-        ([[1, 2]], "must be a JSON object, a request a line .*line 1"),
-        ([""], "has no requests"),
+        ([FIRST, "{"], "not readable as JSON: .*line 2"),
+        ([[1, 2]], "must be a JSON object, .*line 1"),
+        ([""], "has no arrival_time"),
+        ([FIRST | {"input_toks": 10.5}], "numbers of tokens must be whole"),
         ([{"input_toks": 1}], "has no queued_ts or queued_s|has no arrival_time"),
         ([{k: v for k, v in FIRST.items() if k != "input_toks"}], "has no input_toks or prompt"),
         ([FIRST | {"input_toks": "many"}], "input_toks: could not convert"),
         ([FIRST | {"first_token_ts": None}], "has no request with a first and a last token"),
         ([FIRST | {"first_token_ts": 400.0}], "are these times of one clock"),
+        (
+            [FIRST | {"last_token_ts": None}, FIRST, FIRST | {"first_token_ts": 400.0}],
+            "request 2 has its first token",
+        ),
     ],
 )
 def test_log_with_an_error_is_refused_with_its_line(tmp_path, rows, problem):
@@ -124,7 +186,7 @@ def test_log_settings_with_an_error_are_refused(tmp_path, meta, problem):
 
 
 def test_missing_log_is_refused(tmp_path):
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    with pytest.raises(SloBenchError, match="there is no file"):
         read_log(tmp_path / "nothing.jsonl")
     with pytest.raises(FileFormatError, match="is not a run folder"):
         read_log(tmp_path)

@@ -153,6 +153,8 @@ def test_vllm_appended_results_are_seeds(tmp_path):
     results = [json.dumps(vllm(date=f"20260101-00000{second}")) for second in range(3)]
     path.write_text("\n".join(results))
     assert [cell.seed for cell in read_results(path).cells] == [0, 1, 2]
+    path.write_text("\n".join(r.replace('"date": "', '"date": "\u2028') for r in results), "utf-8")
+    assert [cell.seed for cell in read_results(path).cells] == [0, 1, 2]
     path.write_text("\n".join([*results, results[1]]))
     with pytest.raises(FileFormatError, match=r"repeats line 2; take .*line 4"):
         read_results(path)

@@ -12,7 +12,7 @@ from slo_bench.harness.results.read_run import read_runs
 from slo_bench.reports.compare.comparing import compare
 from slo_bench.reports.compare.results import run_results
 from slo_bench.reports.figures.levels import IN_SLO, combine
-from slo_bench.reports.terminal.experiment_lines import slo_words
+from slo_bench.reports.terminal.experiment_lines import lines_of_settings, slo_words
 from slo_bench.reports.terminal.leads import (
     LeadJudge,
     groups_of_leads,
@@ -20,6 +20,7 @@ from slo_bench.reports.terminal.leads import (
     reality_text,
 )
 from slo_bench.reports.terminal.run_answer import run_screen
+from slo_bench.workloads.source import catalogue
 
 TOML = (
     'systems = ["vllm", "sarathi"]\nslo = "ttft=1s,tpot=60ms"\nseeds = 3\n'
@@ -38,6 +39,18 @@ def test_run_screen_of_a_closed_loop_names_its_clients(make_run):
     folder = make_run(requests=60, toml=f'arrivals = "concurrency(16)"\n{TOML}')
     shown = " ".join(printed([folder]).split())
     assert ", concurrency(16): 1 to 5 req/s SLO:" in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("", "sharegpt (mean 2,341 prompt, 438 output tokens)"),
+        ('prompt_tokens = "100"', "sharegpt (prompt_tokens 100)"),
+        ('output_tokens = ["5", "9"]', "sharegpt (output_tokens 5, output_tokens 9)"),
+    ],
+)
+def test_means_of_a_catalogue_are_not_shown_where_lengths_are_replaced(setting, shown):
+    assert f"workload: {shown}" in lines_of_settings(f'workload = "sharegpt"\n{setting}')
 
 
 def test_run_screen_names_what_was_tested_and_ends_with_the_answer(make_run):
@@ -231,3 +244,11 @@ def test_answer_of_five_systems_has_at_most_24_lines_of_80_columns(make_run):
 def test_run_screen_of_a_tiny_terminal_keeps_words_and_ends(make_run, width):
     folder = make_run(requests=30)
     assert set(printed([folder], width=width).split()) >= {"system", "orca", "SLO:"}
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_means_of_a_workload_without_records_are_told_where_its_origin_tells_both(name):
+    source = catalogue()[name]
+    both = None not in (source.mean_prompt_tokens, source.mean_output_tokens)
+    [line] = [t for t in lines_of_settings(f'workload = "{name}"') if t.startswith("workload")]
+    assert line.endswith("tokens)") == both

@@ -11,7 +11,7 @@ from slo_bench import Experiment
 from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.load_generator.http.prompts import Vocabulary
 from slo_bench.harness.results.engine_logs import read_log
-from slo_bench.harness.results.step_log import read_steps
+from slo_bench.harness.results.step_log import read_step_log
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.predictors.model_config import read_model
 from slo_bench.predictors.profiles.importers import ImportOptions as AskedProfile
@@ -191,7 +191,7 @@ def targets(folder: Path) -> list[Target]:
         ),
         ("device map", "map.json", _by_name(read_device_map), [doc(_MAP)]),
         ("request log", "log.jsonl", read_log, [lines(_LOG)]),
-        ("step log", "steps.jsonl", read_steps, [_STEPS]),
+        ("step log", "steps.jsonl", read_step_log, [_STEPS]),
         ("vllm result", "v.json", read_results, [doc(_VLLM), unlike(_VLLM)]),
         ("guidellm result", "g.json", read_results, [doc(_GUIDELLM)]),
         ("aiperf result", "a.jsonl", read_results, [unlike(_AIPERF)]),

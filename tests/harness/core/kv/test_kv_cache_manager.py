@@ -143,6 +143,21 @@ def test_eviction_takes_the_last_units_of_the_oldest_prefix():
     assert (kv_manager.free, kv_manager.idle_blocks) == (3, 3)
 
 
+def test_blocks_of_answers_are_lost_in_turn_although_no_prompt_finds_them():
+    """As in vLLM: what a request generated waits in the same queue as its prompt, before it."""
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
+    answered, later = request(32, 1, 2), request(16, 8)
+    compute(kv_manager, answered, 32)
+    compute(kv_manager, answered, 32 + 40)  # two full blocks of an answer, and a part of one
+    kv_manager.release(answered)
+    served(kv_manager, later)
+    assert list(kv_manager.idle)[2:] == [2, 1, 8]
+    assert (kv_manager.free, kv_manager.idle_blocks) == (10, 5)
+    compute(kv_manager, request(16 * 7), 16 * 7)  # 3 of 10 may stay: the answer is lost
+    assert list(kv_manager.idle) == [2, 1, 8]
+    assert kv_manager.get_computed_blocks(request(40, 1, 2)) == 2
+
+
 def test_match_moves_a_prefix_to_the_end_of_the_eviction_order():
     kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(32, 1, 2))

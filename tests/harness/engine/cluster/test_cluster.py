@@ -144,8 +144,22 @@ def test_router_returns_a_new_instance_and_refuses_unknown_names():
         router("least-load")
 
 
+def test_random_router_draws_the_same_instances_in_each_run(serve_each_way, requests):
+    workload = requests(*[(0.1 * (k // 2), 10, 2) for k in range(200)])  # two at a time
+    drawn, again = (
+        serve_each_way(workload, VLLM, instances=2, router="random").records.instance
+        for _ in range(2)
+    )
+    assert (drawn == again).all()
+    assert 80 <= drawn.sum() <= 120
+    assert 20 <= (drawn[::2] == drawn[1::2]).sum() <= 80  # those that come together draw apart
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(["round-robin", "least-loaded", "prefix-aware"]))
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["round-robin", "random", "least-loaded", "prefix-aware"]),
+)
 def test_every_router_serves_all_requests(serve, seed, name):
     rng = np.random.default_rng(seed)
     n = 60

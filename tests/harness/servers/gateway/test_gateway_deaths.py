@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,6 +35,7 @@ class Mortal:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.hung = threading.Event()
+        self.ends_slowly = False  # its other connections stay
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
@@ -68,7 +70,7 @@ class Mortal:
     def die(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for wire in self._open:
+        for wire in () if self.ends_slowly else self._open:
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
 
@@ -169,6 +171,23 @@ def test_a_request_that_took_a_server_down_is_refused_afterwards(mortals, router
         eventually(refused)
         assert reached(mortals, "POISON") <= 2
         assert [post(url, "other")[0] for _ in range(4)] == [200] * 4
+
+
+def test_a_death_is_seen_although_idle_connections_stay(mortals):
+    """A process that ends closes its connections one by one; the health is asked on a new one."""
+    for server in mortals:
+        server.ends_slowly = True
+        server.hung.set()
+    with before(mortals) as url:
+        with ThreadPoolExecutor(9) as clients:
+            answers = clients.map(post, [url] * 9, ["warm"] * 9)
+            eventually(lambda: metrics(url).count('role="serve"} 3\n') == 3)  # in flight
+            for server in mortals:
+                server.hung.clear()
+            assert [status for status, _ in answers] == [200] * 9
+        post(url, "POISON")
+        eventually(lambda: b"servers went down with this request" in post(url, "POISON")[1])
+        assert reached(mortals, "POISON") <= 2
 
 
 def test_a_server_that_hangs_ends_its_requests_and_returns(mortals):

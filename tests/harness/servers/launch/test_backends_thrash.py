@@ -14,7 +14,7 @@ from reference.plain import PlainInstance
 from slo_bench.cli.main import app
 from slo_bench.harness.core.records.request_records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.results.step_log import read_steps
+from slo_bench.harness.results.step_log import read_step_log
 from slo_bench.harness.validation.replay.log_replay import latencies, latencies_of, replay_of
 from slo_bench.harness.validation.replay.measured_level import (
     MeasuredLevel,
@@ -81,7 +81,7 @@ def level(installed, tiny_model, tmp_path):
 def test_thrashing_cache_is_simulated_with_the_preemptions_and_hits_of_the_server(level):
     measured, row, requests, profile = level
     (part,) = measured.meta["steps"]
-    steps = read_steps(measured.root / part["file"], part["begin"], part["end"])
+    steps = read_step_log(measured.root / part["file"], part["begin"], part["end"]).steps
     replayed = replay_of(measured.log, profile, "vllm", known_prefixes=True)
     result = simulate(
         requests.workload,

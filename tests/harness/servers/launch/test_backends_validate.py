@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.results.step_log import read_steps
+from slo_bench.harness.results.step_log import read_step_log
 from slo_bench.harness.validation.replay.log_replay import METRICS, STATISTICS, TOLERANCE
 from slo_bench.predictors.profiles.profile_format import read_profile
 
@@ -64,7 +64,7 @@ def test_validate_profiles_and_simulates_both_systems(ran):
         (part,) = meta["steps"]
         log = folder / part["file"]
         assert log.name == f"{system}.steps.jsonl"
-        steps = read_steps(log, part["begin"], part["end"])
+        steps = read_step_log(log, part["begin"], part["end"]).steps
         prefilled = sum(tokens for step in steps for _, tokens in step.chunks)
         assert prefilled == sum(PROMPT_TOKENS)
         assert sum(s.decode_seqs for s in steps) == sum(OUTPUT_TOKENS) - REQUESTS
@@ -80,7 +80,7 @@ def test_validate_profiles_and_simulates_both_systems(ran):
         other = folder / "repeated" / "servers" / f"repeated-2-{cell}.meta.json"
         (later,) = json.loads(other.read_text())["steps"]
         assert later["begin"] >= part["end"]
-        second = read_steps(log, later["begin"], later["end"])
+        second = read_step_log(log, later["begin"], later["end"]).steps
         assert sum(n for step in second for _, n in step.chunks) == sum(PROMPT_TOKENS)
 
         # The profile is of other steps of that server: of the level that was measured first.
@@ -92,7 +92,7 @@ def test_validate_profiles_and_simulates_both_systems(ran):
         assert (folder / "profiling" / before["file"]).resolve() == log.resolve()
         assert before["end"] <= part["begin"]
         fitted = len(profile.tables["steps"])
-        counted = read_steps(log, before["begin"], before["end"])
+        counted = read_step_log(log, before["begin"], before["end"]).steps
         assert 0.8 * len(counted) <= fitted <= len(counted)
 
         replayed = pd.read_csv(folder / "validation" / f"{cell}.csv.gz")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slo_bench.harness.results.step_log import read_steps
+from slo_bench.harness.results.step_log import read_step_log
 from slo_bench.harness.servers.plugin.contract import HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, StepLog
 from slo_bench.harness.servers.vllm.plugin.vllm_steps import StepWatch
 
@@ -85,7 +85,7 @@ def test_step_log_of_overlapping_steps(watch):
     scheduler.left = 0
     clock.now_s = 3.5
     scheduler.update_from_output(second, "r")
-    steps = read_steps(path)
+    steps = read_step_log(path).steps
     assert [(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in steps] == [
         (1, 12, [(0, 40)]),
         (1, 13, []),

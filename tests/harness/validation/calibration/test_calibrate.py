@@ -143,6 +143,24 @@ def test_factors_at_their_bounds_are_named():
     assert not at_bounds(Calibration((), (1.0, 64.0), (0.3, 4.8)))
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("model", ("llama-3.1-8b", "qwen3-8b")), ("tp", (1, 2)), ("system", ("vllm", "sarathi"))],
+)
+def test_calibrate_refuses_logs_of_different_servers(name, values):
+    logs = [slow_log(400, seed) for seed in (1, 2)]
+    for place, value in enumerate(values):
+        settings = dataclasses.replace(logs[place].engine, **{name: value})
+        logs[place] = dataclasses.replace(logs[place], engine=settings)
+    with pytest.raises(SloBenchError, match=f"the logs differ in {name}"):
+        calibrate(logs, PROFILE)
+
+
+def test_what_two_logs_lack_is_said_once():
+    logs = [dataclasses.replace(slow_log(400, seed), notes=("a note",)) for seed in (1, 2)]
+    assert calibrate(logs, PROFILE, host_s=0.004).notes.count("a note") == 1
+
+
 def test_calibrate_refuses_logs_that_do_not_suffice():
     log = slow_log(400, 1)
     few = dataclasses.replace(
@@ -224,8 +242,8 @@ def test_profile_calibrate_command_writes_a_profile(tmp_path):
     invocation = runner.invoke(
         app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *arguments[3:]]
     )
-    assert isinstance(invocation.exception, FileFormatError)
-    assert "cannot be read" in str(invocation.exception)
+    assert isinstance(invocation.exception, SloBenchError)
+    assert "there is no file" in str(invocation.exception)
 
 
 def test_calibrate_takes_cells_of_measured_runs_only(tmp_path, monkeypatch):
@@ -242,6 +260,10 @@ def test_calibrate_takes_cells_of_measured_runs_only(tmp_path, monkeypatch):
     with pytest.raises(SloBenchError, match="no cell 'x'"):
         measured_logs(run, "x")
     assert [len(log) for log in measured_logs(run)] == [20, 20]
+    measured[1]["invalid_because"] = "the client was late"
+    first, second = measured_logs(run)
+    assert not first.notes
+    assert second.notes == (f"{rows[1]['cell']} is not valid: the client was late",)
 
 
 TABLE = """engine,version,gpu,model,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s

@@ -80,10 +80,10 @@ def test_replay_error_depends_on_settings():
 
 def test_replay_names_what_the_log_leaves_open():
     log, _ = simulated_log(100_000, caching=False)
-    bare = dataclasses.replace(log, engine=EngineSettings(tp=2, version="0.9.1"), unfinished=3)
+    bare = dataclasses.replace(log, engine=EngineSettings(tp=2, version="0.9.1"), notes=("3 lost",))
     validation = validate(bare, PROFILE)
     notes = " ".join(validation.notes)
-    assert "3 requests of the log did not finish" in notes
+    assert "3 lost" in notes
     assert "tp 2, the profile of tp 1" in notes
     assert "has no number of KV blocks" in notes
     assert validation.settings.async_scheduling is False
@@ -181,6 +181,9 @@ def test_prefix_blocks_are_read_from_the_file_beside_the_log(tmp_path):
         read_log(file)
     ids.write_text(lines[0].replace("[7,", '["7",'))
     with pytest.raises(FileFormatError, match="must be a list of whole numbers"):
+        read_log(file)
+    ids.write_text("\n".join([*lines, lines[0]]))
+    with pytest.raises(FileFormatError, match="request 'r79' has a line before"):
         read_log(file)
 
 
