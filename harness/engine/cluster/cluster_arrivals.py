@@ -68,7 +68,8 @@ class Arrivals:
             self._cancel_followers(row)
         self._held: list[int] = []  # rows that wait for a place, the next one last
         self._places_s: list[float] = []  # since when places are free
-        if workload.concurrency is not None:
+        self.by_places = workload.concurrency is not None
+        if self.by_places:
             self._held = self._open_rows[::-1].tolist()
             self._places_s = [0.0] * min(workload.concurrency, len(self._held))
             self._open_rows = self._open_rows[:0]
@@ -184,7 +185,11 @@ class Arrivals:
         return self._state(row, arrival_s)
 
     def pop_slice(self) -> list[RequestState]:
-        """All open-loop requests of the present slice (for workloads without followers)."""
+        """All open-loop requests of the present slice, or those that have a place (for workloads
+        without followers).
+        """
+        if self.by_places:
+            return [self.pop() for _ in range(min(len(self._held), len(self._places_s)))]
         if self._head() is None:
             return []
         states = self._slice[self._at :]
