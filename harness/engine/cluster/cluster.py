@@ -43,6 +43,7 @@ Progress = Callable[[int, float], None]
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
 _TOGETHER = 1024  # ended requests that are recorded at once
 _FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
+_BEGUN = ReleaseReason.BEGUN
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
@@ -149,7 +150,8 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
-        self._runner.touch(instance)
+        if not instance.touched:
+            self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -396,7 +398,7 @@ class Cluster:
 
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
-        emitters = runner.emitters
+        emitters, changed = runner.emitters, runner.changed
         look_at = LOOK_EVERY
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
@@ -407,7 +409,7 @@ class Cluster:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            if runner.changed:
+            if changed:
                 runner.ask_changed()
             while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
                 heappop(emitters)
@@ -419,8 +421,8 @@ class Cluster:
                     return
             elif event_s <= arrival_s:
                 self.now_s = runner.now_s = event_s
-                event = heappop(events)
-                event[2](*event[3])
+                _, _, act, args = heappop(events)
+                act(*args)
             else:
                 self.now_s = runner.now_s = arrival_s
                 r = arrivals.pop()
@@ -451,9 +453,12 @@ class Cluster:
         last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
-                self._arrivals.ended(r.id, r.finish_s, answered=True)
-            if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
+            if reason is _FINISH:
+                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
+                    self._arrivals.ended(r.id, r.finish_s, answered=True)
+                if not tells:
+                    continue
+            elif reason is _BEGUN and not tells:
                 continue
             if self._is_apart:
                 self._gone(release)
@@ -620,13 +625,15 @@ class Cluster:
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
         r.transfer_s += self.now_s - self._away_s.pop(r)
-        self._runner.catch_up(source)
+        runner = self._runner
+        runner.catch_up(source)
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
-        self._runner.touch(source)
         if heeds_room:
-            self._runner.note_one(source)
+            runner.note_one(source)
+        elif not source.touched:
+            runner.touch(source)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:

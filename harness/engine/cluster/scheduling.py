@@ -114,8 +114,7 @@ class InstanceRunner:
         """A request is on its way there, the first. Whether it is known what that changes."""
         if not instance.expects(visible_s):
             return False
-        device_group = instance.device_group
-        first_s = instance.first_release_s()
+        device_group, first_s = instance.device_group, instance.earliest_s
         if not device_group.changed and first_s < device_group.earliest_release_s:
             device_group.earliest_release_s = first_s
             heappush(self.emitters, (first_s, device_group.index, device_group))
@@ -167,7 +166,7 @@ class InstanceRunner:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
-            while _lags(instance, now_s):
+            while instance.engine.now_s < now_s and _lags(instance, now_s):
                 self._advance(device_group, now_s)
 
     def run_first(self, until_s: float) -> None:
@@ -191,7 +190,8 @@ class InstanceRunner:
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        self.touch(instance)
+        if not instance.touched:
+            self.touch(instance)
         first.earliest_release_s = release_s = instance.find_bounds()
         if release_s < INF:
             heappush(emitters, (release_s, first.index, first))
