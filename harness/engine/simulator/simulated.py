@@ -168,12 +168,14 @@ class SimulatedInstance(Loop):
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
-        first_s = -1.0 if self._linear is None else self._first_s(seqs)
-        if self._line_end == INF and self._token_s >= 0:
-            steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
-        else:
-            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
-        return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
+        kv_sum, within_s, steps = self.kv_sum, time_s - self.now_s, 0
+        if self._linear is not None:
+            first_s, growth_s = self._first_s(seqs), self._token_s * seqs
+            if growth_s >= 0:
+                steps = growing_steps_within(first_s, growth_s, within_s)
+        if not steps or kv_sum + (steps - 1) * seqs >= self._line_end:
+            steps = self._within_of(seqs, kv_sum, within_s)
+        return self.kv_manager.free - self._growth(steps), kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report of a request; see `Instance`."""
