@@ -298,7 +298,7 @@ class SimulatedInstance(Loop):
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
-        outbox, decoding = self.outbox, self.decoding
+        outbox, decoding, kv_manager = self.outbox, self.decoding, self.kv_manager
         ahead, may_start_at_timeout = self._lim.async_scheduling, self._may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
@@ -335,18 +335,18 @@ class SimulatedInstance(Loop):
                     return
                 self._began_s = self.now_s
                 continue
-            chunks, seqs, kv_manager = self.chunks, self.decode_seqs, self.kv_manager
+            chunks, seqs = self.chunks, self.decode_seqs
             duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
             if self.learner is not None:
                 self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
-            self._began_s = self.now_s
+            self._began_s = began_s = self.now_s
             if self._away is not None:
                 self._away.step(seqs, self.decode_kv_tokens, chunks)
             if self._alone:
-                self.now_s += duration_s
+                self.now_s = began_s + duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
                 measures.waited_s += self.now_s - self._began_s - duration_s
