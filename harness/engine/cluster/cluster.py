@@ -43,7 +43,6 @@ Progress = Callable[[int, float], None]
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
 _TOGETHER = 1024  # ended requests that are recorded at once
 _FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
-_BEGUN = ReleaseReason.BEGUN
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
@@ -150,8 +149,7 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
-        if not instance.touched:
-            self._runner.touch(instance)
+        self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -453,12 +451,9 @@ class Cluster:
         last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH:
-                if r.notify_on_finish and (not self._answered or self._is_answer(r)):
-                    self._arrivals.ended(r.id, r.finish_s, answered=True)
-                if not tells:
-                    continue
-            elif reason is _BEGUN and not tells:
+            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
+                self._arrivals.ended(r.id, r.finish_s, answered=True)
+            if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
             if self._is_apart:
                 self._gone(release)
@@ -625,15 +620,13 @@ class Cluster:
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
         r.transfer_s += self.now_s - self._away_s.pop(r)
-        runner = self._runner
-        runner.catch_up(source)
+        self._runner.catch_up(source)
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
+        self._runner.touch(source)
         if heeds_room:
-            runner.note_one(source)
-        elif not source.touched:
-            runner.touch(source)
+            self._runner.note_one(source)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:

@@ -69,7 +69,7 @@ class Arrivals:
         self._held: list[int] = []  # rows that wait for a place, the next one last
         self._places_s: list[float] = []  # since when places are free
         self.by_places = workload.concurrency is not None
-        if self.by_places:
+        if workload.concurrency is not None:
             self._held = self._open_rows[::-1].tolist()
             self._places_s = [0.0] * min(workload.concurrency, len(self._held))
             self._open_rows = self._open_rows[:0]
@@ -101,25 +101,15 @@ class Arrivals:
         outputs = w.output_tokens[rows].tolist()
         max_outputs = w.max_output_tokens[rows].tolist()
         slo = self._slo
-        closed = w.concurrency is not None
-        if slo is not None and w.prefix_blocks is None and not (closed or self._followers):
+        if slo is not None and w.prefix_blocks is None and not self._followers:
             return [
                 RequestState(i, a, p, o, m, slo)
                 for i, a, p, o, m in zip(ids, arrival_s, prompts, outputs, max_outputs, strict=True)
             ]
         slos = [slo] * len(ids) if slo is not None else self._slos(rows)
-        prefixes = w.prefix_blocks
+        hashes, leaders = w.prefix_blocks, self._followers
         return [
-            RequestState(
-                i,
-                a,
-                p,
-                o,
-                m,
-                s,
-                prefixes[i] if prefixes is not None else (),
-                closed or i in self._followers,
-            )
+            RequestState(i, a, p, o, m, s, hashes[i] if hashes is not None else (), i in leaders)
             for i, a, p, o, m, s in zip(
                 ids, arrival_s, prompts, outputs, max_outputs, slos, strict=True
             )
@@ -137,7 +127,7 @@ class Arrivals:
             w.max_output_tokens.item(row),
             self._slo if self._slo is not None else self._slos(np.array([row]))[0],
             prefixes[row] if prefixes is not None else (),
-            w.concurrency is not None or row in self._followers,
+            self.by_places or row in self._followers,
         )
         if self._marked:
             r.priority = w.priority.item(row)

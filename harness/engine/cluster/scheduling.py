@@ -166,7 +166,7 @@ class InstanceRunner:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
-            while instance.engine.now_s < now_s and _lags(instance, now_s):
+            while _lags(instance, now_s):
                 self._advance(device_group, now_s)
 
     def run_first(self, until_s: float) -> None:
@@ -190,8 +190,7 @@ class InstanceRunner:
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        if not instance.touched:
-            self.touch(instance)
+        self.touch(instance)
         first.earliest_release_s = release_s = instance.find_bounds()
         if release_s < INF:
             heappush(emitters, (release_s, first.index, first))

@@ -220,10 +220,8 @@ class SimulatedInstance(Loop):
         )
         if not (ends or predictable):
             return earliest_s, decode_only_s, n_requests
-        kv_manager = self.kv_manager
         steps = self.next_end_tick() - self.tick
-        at_most = seqs * (steps // kv_manager.block_size + 1)
-        lasts = at_most <= kv_manager.free - self._lim.decode_headroom_blocks or self._lasts(steps)
+        lasts = self._lasts(steps)
         but_last_s, span_s = self._spans_s(seqs, steps)
         if predictable and steps > 1 and (lasts or self._lasts(steps - 1)):
             decode_only_s = now_s + but_last_s * _ROUNDING
@@ -563,7 +561,9 @@ class SimulatedInstance(Loop):
 
     def _lasts(self, steps: int) -> bool:
         """Whether there are blocks for `steps` decode steps."""
-        return self._growth(steps) <= self.kv_manager.free - self._lim.decode_headroom_blocks
+        room = self.kv_manager.free - self._lim.decode_headroom_blocks
+        at_most = len(self.decoding) * (steps // self.kv_manager.block_size + 1)
+        return at_most <= room or self._growth(steps) <= room
 
     def _growth(self, steps: int) -> int:
         """Blocks that `steps` decode steps take."""
