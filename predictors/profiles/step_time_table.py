@@ -156,6 +156,7 @@ class TableStepTime:
         self._mixed = mixed
         self._chunks = mixed.chunk_tokens.tolist()
         self._contexts = mixed.context_tokens.tolist()
+        self._inner_contexts = self._contexts[1:-1]
         self._kvs = mixed.kv_tokens.tolist()
         self._row = len(self._kvs)
         self._stride = len(self._contexts) * self._row
@@ -166,7 +167,7 @@ class TableStepTime:
         self._fixed_s: dict[int, float] = {}
         self._sequence_s: dict[int, float] = {}
         self._lines: dict[int, Line] = {}
-        self._cubes: dict[int, list[float]] = {}
+        self._cubes: dict[int, tuple[list[float], list[float]]] = {}
         self._lone_s_per_token = self._lone()
         self._full_s_per_token = self._full()
         self.wants_lengths = bool(resident) and (
@@ -343,7 +344,7 @@ class TableStepTime:
 
     def _attention(self, sequences: int, kv_tokens: int, chunk: int, context: float) -> float:
         """Attention of a step with prefill, between the points of the mixed grid."""
-        cube = self._cubes.get(sequences) or self._cube(sequences)
+        cube, rise = self._cubes.get(sequences) or self._cube(sequences)
         cells = self._chunk_cells
         index, fa = (
             cells[chunk] if chunk < len(cells) else _chunk_cell(self._chunks, self._stride, chunk)
@@ -356,36 +357,34 @@ class TableStepTime:
             c = columns[whole] if whole < len(columns) else columns[-1]
             fc = (kv - self._kvs[c]) * self._kv_shares[c]
             index += c
-        near = cube[index]
-        near += fc * (cube[index + 1] - near)
         fb = 0.0
         row = self._row
         if context:
             contexts = self._contexts
-            b = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
-            fb = (context - contexts[b - 1]) / (contexts[b] - contexts[b - 1])
-            index += (b - 1) * row
-            near = cube[index]
-            near += fc * (cube[index + 1] - near)
-            later = cube[index + row]
-            near += fb * (later + fc * (cube[index + row + 1] - later) - near)
+            b = bisect_left(self._inner_contexts, context)
+            fb = (context - contexts[b]) / (contexts[b + 1] - contexts[b])
+            index += b * row
+        near = cube[index] + fc * rise[index]
+        if fb:
+            near += fb * (cube[index + row] + fc * rise[index + row] - near)
         if fa:
             index += self._stride
-            far = cube[index]
-            far += fc * (cube[index + 1] - far)
+            far = cube[index] + fc * rise[index]
             if fb:
-                later = cube[index + row]
-                far += fb * (later + fc * (cube[index + row + 1] - later) - far)
+                far += fb * (cube[index + row] + fc * rise[index + row] - far)
             near += fa * (far - near)
         return near if near > 0 else 0.0
 
-    def _cube(self, sequences: int) -> list[float]:
-        """The mixed grid at that many decoding sequences, flattened."""
+    def _cube(self, sequences: int) -> tuple[list[float], list[float]]:
+        """The mixed grid at that many decoding sequences, flattened, and how much each value rises
+        to the next.
+        """
         grid = self._mixed
         by_sequences = np.moveaxis(grid.seconds, 2, 0)
-        cube: list[float] = _between(grid.sequences, by_sequences, sequences).ravel().tolist()
-        self._cubes[sequences] = cube
-        return cube
+        cube = _between(grid.sequences, by_sequences, sequences).ravel()
+        rise = np.diff(cube, append=cube[-1])
+        self._cubes[sequences] = cube.tolist(), rise.tolist()
+        return self._cubes[sequences]
 
 
 def _chunk_cell(chunks: Sequence[float], stride: int, chunk: float) -> tuple[int, float]:

@@ -3,7 +3,8 @@
 A turn is `total += i * i % 7`. CPU time of one machine differs by several times from day to day and
 with what else runs; the number of turns differs less. Each case is one `slo-bench run` (records on
 disk, no report) with many requests, less one with few, both several times in turns with the loop,
-the least of each. `--beside TREE` measures another source tree in turns with this one.
+the least of each. `--beside TREE` measures another source tree in turns with this one. `--count`
+counts the bytecode instructions of the simulation instead, which are the same on any machine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 200_000
@@ -76,22 +80,49 @@ def measured(case: str, repeats: int) -> str:
     return f"{each_s / min(turns_s):.0f} turns, {1e6 * each_s:.1f} us"
 
 
+def counted(case: str) -> str:
+    """Bytecode instructions of a request while its instances run."""
+    from slo_bench.harness.engine.cluster.cluster import Cluster
+
+    requests, options = CASES[case]
+    run_s(options, FEW)  # imports and tables
+    run, instructions = Cluster.run, 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal instructions
+        instructions += event == "opcode"
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+    def run_traced(self: Cluster, *, closed: bool) -> None:
+        sys.settrace(trace)
+        run(self, closed=closed)
+        sys.settrace(None)
+
+    with patch.object(Cluster, "run", run_traced):
+        run_s(options, requests)
+    return f"{instructions / requests:.0f} instructions"
+
+
 def main() -> None:
     """Print a table, or be the process that is measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--beside", type=Path, help="another source tree")
     parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--count", action="store_true", help="bytecode instructions")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(measured(options.cases[0], options.repeat))
+        (case,) = options.cases
+        print(counted(case) if options.count else measured(case, options.repeat))
         return
     trees = [ROOT, *([options.beside] if options.beside else [])]
+    flags = ["--repeat", str(options.repeat), *(["--count"] if options.count else [])]
     for case in options.cases:
         results = [
             subprocess.run(
-                [sys.executable, __file__, case, "--child", "--repeat", str(options.repeat)],
+                [sys.executable, __file__, case, "--child", *flags],
                 env={**os.environ, "PYTHONPATH": str(tree.resolve() / ".editable")},
                 stdout=subprocess.PIPE,
                 text=True,

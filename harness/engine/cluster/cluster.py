@@ -331,13 +331,17 @@ class Cluster:
         self._recorder.cancelled(self._arrivals.cancelled)
 
     def _apart(self) -> bool:
-        """Does nothing that happens on one instance matter to another?"""
+        """Does nothing that happens on one instance matter to another? Of one alone, ends may let
+        the next requests come.
+        """
         policy = self._policy
+        alone = len(self.instances) == 1 and self.instances[0].simulated is not None
         return (
             isinstance(policy, Routed)
             and (len(self.instances) == 1 or not policy.router.watches)
             and len(self._runner.device_groups) == len(self.instances) == len(self.up)
-            and not (self._closed or self._failures or self._prefill_only)
+            and not (self._failures or self._prefill_only)
+            and (not self._closed or (alone and self._arrivals.by_places))
         )
 
     def _run_apart(self) -> None:
@@ -357,11 +361,13 @@ class Cluster:
                     instance.engine.inbox.append(r)
             horizon_s = arrivals.next_s()
             for instance in instances:
-                instance.engine.run(horizon_s, False)
+                instance.engine.run(horizon_s, self._closed)
                 self._collect(instance)
-                self._record(instance)
-            if horizon_s == INF:
+                if not self._closed:  # else `_collect` does when there are many
+                    self._record(instance)
+            if horizon_s == INF and not arrivals.has_news:
                 return
+            arrivals.has_news = False
 
     def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
         """A language model and the embedder on its device, if there is nothing else."""
@@ -390,7 +396,7 @@ class Cluster:
 
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
-        emitters = runner.emitters
+        emitters, changed = runner.emitters, runner.changed
         look_at = LOOK_EVERY
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
@@ -401,7 +407,7 @@ class Cluster:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            if runner.changed:
+            if changed:
                 runner.ask_changed()
             while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
                 heappop(emitters)
@@ -413,8 +419,8 @@ class Cluster:
                     return
             elif event_s <= arrival_s:
                 self.now_s = runner.now_s = event_s
-                event = heappop(events)
-                event[2](*event[3])
+                _, _, act, args = heappop(events)
+                act(*args)
             else:
                 self.now_s = runner.now_s = arrival_s
                 r = arrivals.pop()

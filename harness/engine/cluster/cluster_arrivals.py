@@ -68,6 +68,7 @@ class Arrivals:
             self._cancel_followers(row)
         self._held: list[int] = []  # rows that wait for a place, the next one last
         self._places_s: list[float] = []  # since when places are free
+        self.by_places = workload.concurrency is not None
         if workload.concurrency is not None:
             self._held = self._open_rows[::-1].tolist()
             self._places_s = [0.0] * min(workload.concurrency, len(self._held))
@@ -100,25 +101,15 @@ class Arrivals:
         outputs = w.output_tokens[rows].tolist()
         max_outputs = w.max_output_tokens[rows].tolist()
         slo = self._slo
-        closed = w.concurrency is not None
-        if slo is not None and w.prefix_blocks is None and not (closed or self._followers):
+        if slo is not None and w.prefix_blocks is None and not self._followers:
             return [
                 RequestState(i, a, p, o, m, slo)
                 for i, a, p, o, m in zip(ids, arrival_s, prompts, outputs, max_outputs, strict=True)
             ]
         slos = [slo] * len(ids) if slo is not None else self._slos(rows)
-        prefixes = w.prefix_blocks
+        hashes, leaders = w.prefix_blocks, self._followers
         return [
-            RequestState(
-                i,
-                a,
-                p,
-                o,
-                m,
-                s,
-                prefixes[i] if prefixes is not None else (),
-                closed or i in self._followers,
-            )
+            RequestState(i, a, p, o, m, s, hashes[i] if hashes is not None else (), i in leaders)
             for i, a, p, o, m, s in zip(
                 ids, arrival_s, prompts, outputs, max_outputs, slos, strict=True
             )
@@ -136,7 +127,7 @@ class Arrivals:
             w.max_output_tokens.item(row),
             self._slo if self._slo is not None else self._slos(np.array([row]))[0],
             prefixes[row] if prefixes is not None else (),
-            w.concurrency is not None or row in self._followers,
+            self.by_places or row in self._followers,
         )
         if self._marked:
             r.priority = w.priority.item(row)
@@ -184,7 +175,11 @@ class Arrivals:
         return self._state(row, arrival_s)
 
     def pop_slice(self) -> list[RequestState]:
-        """All open-loop requests of the present slice (for workloads without followers)."""
+        """All open-loop requests of the present slice, or those that have a place (for workloads
+        without followers).
+        """
+        if self.by_places:
+            return [self.pop() for _ in range(min(len(self._held), len(self._places_s)))]
         if self._head() is None:
             return []
         states = self._slice[self._at :]

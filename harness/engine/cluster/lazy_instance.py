@@ -87,7 +87,6 @@ class LazyInstance:
 
     __slots__ = (
         "_clock",
-        "_first_release_s",
         "_movable",
         "_n_requests",
         "_own_decode_only_s",
@@ -95,6 +94,7 @@ class LazyInstance:
         "bounds_known",
         "decode_only_until_s",
         "device_group",
+        "earliest_s",
         "engine",
         "index",
         "kv_manager",
@@ -138,7 +138,7 @@ class LazyInstance:
         self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
-        self._first_release_s = self._own_decode_only_s = -1.0
+        self.earliest_s = self._own_decode_only_s = -1.0  # `first_release_s`, if `bounds_known`
         self.bounds_known = False  # nothing has changed since these two were asked for
         self.touched = False  # it is on the list `touched` of its clock
         self._n_requests = 0
@@ -198,8 +198,8 @@ class LazyInstance:
         simulated = self.simulated
         if simulated is None or not self.bounds_known or len(self.device_group.instances) > 1:
             return False
-        self._first_release_s, until_s = simulated.bounds_with(
-            visible_s, self._first_release_s, self._n_requests
+        self.earliest_s, until_s = simulated.bounds_with(
+            visible_s, self.earliest_s, self._n_requests
         )
         self._own_decode_only_s = self.decode_only_until_s = until_s
         self._n_requests += 1
@@ -216,7 +216,7 @@ class LazyInstance:
 
     def first_release_s(self) -> float:
         """When it may release a request first."""
-        return self._first_release_s if self.bounds_known else self.find_bounds()
+        return self.earliest_s if self.bounds_known else self.find_bounds()
 
     def own_decode_only_s(self) -> float:
         """Until when nothing but decode steps happens, as far as it depends on this one."""
@@ -227,15 +227,15 @@ class LazyInstance:
     def find_bounds(self) -> float:
         """Ask the engine again how far it can be known; `first_release_s`."""
         if self.simulated is None:
-            self._first_release_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
+            self.earliest_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
             self._n_requests = self.engine.n_requests
         else:
             bounds = self.simulated.bounds()
-            self._first_release_s, self._own_decode_only_s, self._n_requests = bounds
+            self.earliest_s, self._own_decode_only_s, self._n_requests = bounds
             self.bounds_known = True
             if len(self.device_group.instances) == 1:
                 self.decode_only_until_s = self._own_decode_only_s
-        return self._first_release_s
+        return self.earliest_s
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s

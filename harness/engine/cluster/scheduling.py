@@ -114,8 +114,7 @@ class InstanceRunner:
         """A request is on its way there, the first. Whether it is known what that changes."""
         if not instance.expects(visible_s):
             return False
-        device_group = instance.device_group
-        first_s = instance.first_release_s()
+        device_group, first_s = instance.device_group, instance.earliest_s
         if not device_group.changed and first_s < device_group.earliest_release_s:
             device_group.earliest_release_s = first_s
             heappush(self.emitters, (first_s, device_group.index, device_group))

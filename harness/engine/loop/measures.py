@@ -153,9 +153,11 @@ class Measures:
 def _apart(samples: list[Timed], apart_s: float) -> list[Timed]:
     """Those that are so far apart, and all at which nothing ran."""
     kept = samples[:1]
+    last_s = kept[0][0]
     for sample in samples[1:]:
-        if sample[0] - kept[-1][0] >= apart_s or not any(sample[1:]):
+        if sample[0] - last_s >= apart_s or not any(sample[1:]):
             kept.append(sample)
+            last_s = sample[0]
     return kept
 
 

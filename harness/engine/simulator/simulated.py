@@ -168,12 +168,14 @@ class SimulatedInstance(Loop):
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
-        first_s = -1.0 if self._linear is None else self._first_s(seqs)
-        if self._line_end == INF and self._token_s >= 0:
-            steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
-        else:
-            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
-        return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
+        kv_sum, within_s, steps = self.kv_sum, time_s - self.now_s, 0
+        if self._linear is not None:
+            first_s, growth_s = self._first_s(seqs), self._token_s * seqs
+            if growth_s >= 0:
+                steps = growing_steps_within(first_s, growth_s, within_s)
+        if not steps or kv_sum + (steps - 1) * seqs >= self._line_end:
+            steps = self._within_of(seqs, kv_sum, within_s)
+        return self.kv_manager.free - self._growth(steps), kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report of a request; see `Instance`."""
@@ -294,7 +296,7 @@ class SimulatedInstance(Loop):
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
-        outbox, decoding = self.outbox, self.decoding
+        outbox, decoding, kv_manager = self.outbox, self.decoding, self.kv_manager
         ahead, may_start_at_timeout = self._lim.async_scheduling, self._may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
@@ -331,18 +333,18 @@ class SimulatedInstance(Loop):
                     return
                 self._began_s = self.now_s
                 continue
-            chunks, seqs, kv_manager = self.chunks, self.decode_seqs, self.kv_manager
+            chunks, seqs = self.chunks, self.decode_seqs
             duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
             if self.learner is not None:
                 self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
-            self._began_s = self.now_s
+            self._began_s = began_s = self.now_s
             if self._away is not None:
                 self._away.step(seqs, self.decode_kv_tokens, chunks)
             if self._alone:
-                self.now_s += duration_s
+                self.now_s = began_s + duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
                 measures.waited_s += self.now_s - self._began_s - duration_s

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core import cluster_policy
 from slo_bench.harness.core.state import WAITING
 from slo_bench.harness.engine.cluster.cluster import Cluster
@@ -93,6 +96,28 @@ def test_a_router_reads_again_only_instances_that_have_changed(monkeypatch):
     assert np.array_equal(records.finish_s, read_all.finish_s)
     assert np.array_equal(records.instance, read_all.instance)
     assert 0 < reads["kept"] < reads["all"] / 3
+
+
+@pytest.mark.parametrize("blocks", [150, 4000])
+@pytest.mark.parametrize("name", ["vllm", "sarathi", "vllm-v0", "vllm-swap", "sglang", "edf-drop"])
+def test_closed_loop_on_one_instance_is_that_of_instances_together(name, blocks):
+    rng = np.random.default_rng(7)
+    workload = Workload(
+        arrival_s=np.zeros(300),
+        prompt_tokens=rng.integers(20, 1500, 300),
+        output_tokens=rng.integers(1, 300, 300),
+        concurrency=24,
+        deadline_s=np.full(300, 20.0),
+    )
+    placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=blocks)
+    alone, together = (
+        simulate(workload, SYSTEMS[name], placement, STEP_TIME, engine=engine).records
+        for engine in (None, PlainInstance)
+    )
+    assert (alone.outcome == together.outcome).all()
+    for column in ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s"):
+        ours, theirs = getattr(alone, column), getattr(together, column)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9, err_msg=column)
 
 
 @pytest.mark.parametrize("name", ["distserve", "mooncake"])
