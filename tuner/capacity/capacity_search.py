@@ -38,7 +38,6 @@ _LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
 _RESOLUTION = 0.001  # an attainment within ±0.1 % is precise enough
 _LENGTHEN = 4  # times what the longest run was, at most
-_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
 _LEAST_LAST = 0.5  # times the least run: a run in the time that is left
@@ -265,21 +264,14 @@ class _Search:
             min(apart * estimate.dispersion, _LENGTHEN * longest),
         )
         whole = self._options.shares_of or self._budget(rate_rps)
-        if whole.requests is not None:
-            needed = min(needed, whole.requests / _LEAST_SHARES)
-        if whole.time_s is not None:
-            needed = min(needed, whole.time_s / _LEAST_SHARES * rate_rps)
+        needed = min(needed, whole.longest_run(rate_rps))
         return max(self._options.requests, math.ceil(max(needed, lasting(_LEAST_HORIZONS))))
 
     def _bracketing_limit(self, rate_rps: float) -> float:
         """Most requests in a run that only brackets: a share of the budget."""
         budget = self._options.shares_of or self._budget(rate_rps)
-        limit = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
-        if budget.time_s is not None:
-            limit = min(limit, budget.time_s / _LEAST_SHARES * rate_rps)
-        return min(
-            max(limit, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
-        )
+        least, most = 2 * _LONGER * self._options.requests, _LONGER**2 * self._options.requests
+        return min(max(budget.longest_run(rate_rps), least), most)
 
     def _budget(self, rate_rps: float) -> Budget:
         """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.

@@ -15,7 +15,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,12 @@ from .space import Configuration, Space
 KEY = "key"
 OWNER = "owner"
 BEGUN = "begun"
-PACE = "pace"
+PACE = "leads"  # of a trial that won its race: the threshold that it sets
 VALUES = "values"
 CONFIGURATION = "configuration"
 SAME_AS = "same_as"
+PROOF = "proof"  # attribute of a trial that searches the capacity of one that leads
+PROVED_KEY = "{}:proved"  # the key of that trial
 _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
@@ -47,7 +49,8 @@ FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
 @dataclass(frozen=True)
 class TrialRow:
     """One trial. `state`: best and front ones are `finished` like others; `lost` ones were raced
-    out or pruned, and their values are estimates; `failed` and `infeasible` have a `reason`.
+    out, overtaken or pruned, and their values are estimates; `failed` and `infeasible` have a
+    `reason`.
     """
 
     number: int
@@ -92,9 +95,19 @@ def noted(trial: FrozenTrial, name: str) -> Any:
     return trial.system_attrs.get(_OWN + name)
 
 
+def distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials without those that repeat another, or whose configuration was searched later."""
+    proved = {noted(t, KEY) for t in trials if PROOF in t.user_attrs and t.state in _DONE}
+    return [
+        t
+        for t in trials
+        if SAME_AS not in t.user_attrs and PROVED_KEY.format(noted(t, KEY)) not in proved
+    ]
+
+
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Trials that count: neither repeated nor infeasible."""
-    return [t for t in trials if SAME_AS not in t.user_attrs and "infeasible" not in t.user_attrs]
+    """Trials that count: distinct ones that are not infeasible."""
+    return [trial for trial in distinct(trials) if "infeasible" not in trial.user_attrs]
 
 
 def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -110,37 +123,53 @@ def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
 
 
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-    """The threshold with the highest rate of those with at most `gpus` GPUs."""
+    """The threshold of the leader among configurations with at most `gpus` GPUs."""
     paces = [
         PruningThreshold.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None
     ]
     rivals = [pace for pace in paces if pace.gpus <= gpus]
-    return max(rivals, key=lambda pace: pace.rate_rps, default=None)
+    return max(rivals, key=lambda pace: pace.estimate_rps, default=None)
 
 
 def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
     """Collect the results of a study so far."""
     trials = study.get_trials(deepcopy=False)
-    ended = evaluated(trials)
-    rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
+    ended, best = evaluated(trials), best_of(trials, aim)
+    rows = {
+        trial.number: _capped(_row(trial), best, aim)
+        for trial in distinct(trials)
+        if trial.state in _DONE
+    }
     return StudyResults(
         aim,
         space,
-        tuple(row for row in rows.values() if "same_as" not in row.figures),
-        best_of(trials, aim),
+        tuple(rows.values()),
+        best,
         _importances(ended, rows, aim),
         sum(trial.state is TrialState.RUNNING for trial in trials),
     )
 
 
-def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
+def _capped(row: TrialRow, best: Sequence[TrialRow], aim: Aim) -> TrialRow:
+    """The row with an estimate of its capacity no higher than the best that was searched."""
+    if row.state != "lost" or row.values is None or CAPACITY not in aim.names or not best:
+        return row
+    place = aim.names.index(CAPACITY)
+    most_rps = max(other.values[place] for other in best if other.values is not None)
+    value = min(row.values[place], most_rps)
+    return replace(row, values=(*row.values[:place], value, *row.values[place + 1 :]))
+
+
+def best_of(
+    trials: Sequence[FrozenTrial], aim: Aim, *, estimated: bool = False
+) -> tuple[TrialRow, ...]:
     """The best so far: one, or the Pareto front; of equal trials the first. None before any was
-    searched to the end.
+    searched to the end, unless what races have `estimated` counts.
     """
     finished = [
         row
         for trial in evaluated(trials)
-        if (row := _row(trial)).state in (FINISHED, UNDECIDED)
+        if ((row := _row(trial)).state in (FINISHED, UNDECIDED) or (estimated and _raced(trial)))
         and all(value <= 0 for value in trial.constraints.values())
     ]
     if aim.single is None:
@@ -158,20 +187,44 @@ def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
     return tuple(sorted(finished, key=order)[:1])
 
 
+def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> tuple[TrialRow, ...]:
+    """The best by the races, and then the `default`, where no search of their capacity has begun.
+
+    A search that failed leaves the configuration out, so that the next best one is searched.
+    """
+    proofs = {noted(t, KEY): t for t in trials if PROOF in t.user_attrs}
+    failed = {key for key, proof in proofs.items() if "failed" in proof.user_attrs}
+    proof_keys = {t.number: PROVED_KEY.format(noted(t, KEY)) for t in trials}
+    first = [t for t in trials if PROOF not in t.user_attrs and proof_keys[t.number] not in failed]
+    best = best_of(first, aim, estimated=True)
+    defaults = [_row(t) for t in first if default and t.user_attrs.get("default")]
+    raced = {t.number for t in first if _raced(t)}
+    return tuple(
+        row
+        for row in (*best, *defaults)
+        if row.number in raced and proof_keys[row.number] not in proofs
+    )
+
+
+def _raced(trial: FrozenTrial) -> bool:
+    """Whether its capacity is estimated by a race."""
+    return noted(trial, PACE) is not None or "raced_at_rps" in trial.user_attrs
+
+
 def _row(trial: FrozenTrial) -> TrialRow:
     attrs = dict(trial.user_attrs)
     values = noted(trial, VALUES)
     if "infeasible" in attrs:
         state = "infeasible"
-    elif trial.state is TrialState.FAIL:
+    elif "failed" in attrs:
         state = "failed"
-    elif attrs.get("lost"):
+    elif attrs.get("lost") or _raced(trial):
         state = "lost"
     elif attrs.get("outcome") == UNDECIDED:
         state = UNDECIDED
     else:
         state = FINISHED
-    own_columns = ("default", "requests", "failed", "infeasible", "lost")
+    own_columns = ("default", "requests", "failed", "infeasible", "lost", PROOF)
     return TrialRow(
         trial.number,
         state,

@@ -28,6 +28,8 @@ from .study_results import (
     KEY,
     OWNER,
     PACE,
+    PROOF,
+    PROVED_KEY,
     SAME_AS,
     VALUES,
     TrialRow,
@@ -38,9 +40,11 @@ from .study_results import (
     note,
     noted,
     rivals_pace,
+    to_prove,
 )
 from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
 
+PROOF_SHARE = 1 / 6  # of a budget, for the search of the leader's capacity
 _STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
 _MOST_INFEASIBLE = 20  # and repeated ones, per trial
 
@@ -82,8 +86,8 @@ class StudyWorker:
                     TuneProgress(
                         len(counted(trials)),
                         self.tuning.settings.trials,
-                        sum(t.user_attrs.get("requests", 0) for t in trials),
-                        best_of(trials, self.tuning.aim),
+                        _requests(trials),
+                        best_of(trials, self.tuning.aim, estimated=True),
                     )
                 )
 
@@ -98,10 +102,10 @@ class StudyWorker:
             cut_before = any(
                 trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
             )
-            if not cut_before and (self._spent(begun) or self._exhausted()):
-                return None
-            stuck = not waiting and known_in_a_row(begun) >= _STUCK
-            if stuck and not self._queue_untried(trials):
+            ended = self._spent(begun) or self._exhausted()
+            if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
+                ended = not self._queue_untried(trials)
+            if ended and not cut_before and not self._queue_proof(trials):
                 return None
             trial = self.study.ask()
             note(trial, OWNER, self.name)
@@ -113,11 +117,25 @@ class StudyWorker:
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
             return True
-        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
-        if settings.max_requests is not None and requests >= settings.max_requests:
+        share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
+        most_requests, most_s = settings.max_requests, settings.max_time_s
+        if most_requests is not None and _requests(begun) >= share * most_requests:
             return True
-        spent_s = time.monotonic() - self._began_s
-        return settings.max_time_s is not None and spent_s >= settings.max_time_s
+        return most_s is not None and time.monotonic() - self._began_s >= share * most_s
+
+    def _queue_proof(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Queue the search of a leader's capacity; False if there is none to search.
+
+        The default is searched, too, unless a budget has ended the study.
+        """
+        settings = self.tuning.settings
+        unlimited = settings.max_requests is None and settings.max_time_s is None
+        row = next(iter(to_prove(trials, self.tuning.aim, default=unlimited)), None)
+        if row is None:
+            return False
+        attrs = {PROOF: True} | ({"default": True} if row.default else {})
+        self.study.enqueue_trial(dict(row.configuration), user_attrs=attrs)
+        return True
 
     def _exhausted(self) -> bool:
         sampler = self.study.sampler
@@ -136,7 +154,9 @@ class StudyWorker:
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
-        same = claim(self.study, trial, key_of(configuration))
+        prove = PROOF in trial.user_attrs
+        key = key_of(configuration)
+        same = claim(self.study, trial, PROVED_KEY.format(key) if prove else key)
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
@@ -148,11 +168,15 @@ class StudyWorker:
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
+        gpus = gpus_of(runs.spec)
         try:
             worth = self.evaluation.worth(
                 runs,
                 trial=trial.number,
-                pace=self._pace(trials, gpus_of(runs.spec)),
+                pace=self._pace(trials, gpus),
+                prove=prove or not self._races,
+                near_rps=self._estimates_rps(trials, key) if prove else (),
+                most_requests=self._left(trials) if prove else None,
                 fewest_gpus=self._fewest_gpus(trials),
                 report=self._reporter(trial),
             )
@@ -163,9 +187,8 @@ class StudyWorker:
             return
         except SloBenchError as error:
             self.evaluation.servers.stop()
-            trial.set_user_attr("failed", str(error))
             self._note_requests(trial, runs)
-            self.study.tell(trial, state=TrialState.FAIL)
+            self._tell_failed(trial, str(error))
             return
         self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -176,6 +199,13 @@ class StudyWorker:
         trial.set_user_attr("requests", runs.requests)
         if faults := runs.faults:
             trial.set_user_attr(FAULTS, faults)
+
+    def _tell_failed(self, trial: Trial, reason: str) -> None:
+        """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
+        nothing.
+        """
+        trial.set_user_attr("failed", reason)
+        self.study.tell(trial, state=TrialState.PRUNED)
 
     def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
         trial.set_user_attr("infeasible", str(error))
@@ -206,8 +236,7 @@ class StudyWorker:
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
-            trial.set_user_attr("failed", "an objective has no value: nothing was served")
-            self.study.tell(trial, state=TrialState.FAIL)
+            self._tell_failed(trial, "an objective has no value: nothing was served")
             return
         note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self.tuning.settings.sampler]
@@ -229,11 +258,26 @@ class StudyWorker:
             ended = same.state.is_finished()
             self.study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
+    @property
+    def _races(self) -> bool:
+        """Whether configurations are compared by races; else a lower capacity may be worth it."""
+        return not set(self.tuning.aim.names) - {CAPACITY, COST}
+
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-        """The result that a configuration with that number of GPUs must beat."""
-        if set(self.tuning.aim.names) - {CAPACITY, COST}:
-            return None  # a lower capacity may be worth it
-        return rivals_pace(trials, gpus)
+        """The leader that a configuration with that number of GPUs must beat."""
+        return rivals_pace(trials, gpus) if self._races else None
+
+    def _estimates_rps(self, trials: Sequence[FrozenTrial], key: str) -> list[float]:
+        """Capacities of a configuration by its race."""
+        place = self.tuning.aim.names.index(CAPACITY)
+        return [noted(t, VALUES)[place] for t in trials if noted(t, KEY) == key]
+
+    def _left(self, trials: Sequence[FrozenTrial]) -> int | None:
+        """Requests that are left for a search; it gets the share that was kept for it at least."""
+        most_requests = self.tuning.settings.max_requests
+        if most_requests is None:
+            return None
+        return round(max(most_requests - _requests(trials), PROOF_SHARE * most_requests))
 
     def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
         if self.tuning.aim.names != (COST,):
@@ -244,3 +288,8 @@ class StudyWorker:
             if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
         ]
         return min(met, default=None)
+
+
+def _requests(trials: Sequence[FrozenTrial]) -> int:
+    """Requests of all trials."""
+    return sum(trial.user_attrs.get("requests", 0) for trial in counted(trials))

@@ -4,12 +4,12 @@ import math
 import numpy as np
 import pytest
 
-from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.level_samples import LevelSample
-from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
-from slo_bench.tuner.search.evaluate_configuration import LADDER, PruningThreshold, pace_of, race
+from slo_bench.tuner.capacity.search_options import SearchOptions
+from slo_bench.tuner.search.evaluate_configuration import PruningThreshold, pace_of, race
 
 BATCHES = 20
+TARGET = 0.9
 
 
 class Formula:
@@ -37,23 +37,52 @@ class Formula:
         )
 
 
+def pace_at(capacity_rps, start_rps=2.0, **options):
+    search_options = SearchOptions(targets=(TARGET,), requests=2000, **options)
+    runner = Formula(capacity_rps)
+    return pace_of(runner, search_options, start_rps, trial=3, gpus=1, first_seed=77), runner
+
+
 @pytest.fixture
 def pace():
-    runner = Formula(4.0)
-    options = SearchOptions(targets=(0.9,), budget=Budget(200_000), requests=2000)
-    search = find_capacity(runner, start_rps=2.0, options=options)
-    measured_pace = pace_of(runner, search, trial=3, gpus=1, first_seed=77)
+    measured_pace, _ = pace_at(4.0)
     assert measured_pace is not None
     assert measured_pace.rate_rps == pytest.approx(4.0, rel=0.05)
     return measured_pace
 
 
+def raced(runner, pace):
+    return race(runner, pace, target=TARGET, first_seed=77)
+
+
+@pytest.mark.parametrize("start_rps", [0.05, 3.9, 400.0])
+def test_pace_is_found_from_any_start_for_a_few_runs(start_rps):
+    measured_pace, runner = pace_at(4.0, start_rps)
+    assert measured_pace.estimate_rps == pytest.approx(4.0, rel=0.05)
+    assert measured_pace.slope == pytest.approx(20.0, rel=0.3)
+    ladder = sum(measured_pace.requests)
+    assert runner.spent <= 13 * 2000 + 2 * ladder
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_no_pace_where_no_rate_fails_or_the_client_is_late(valid):
+    runner = Formula(4.0 if not valid else 1e9, valid=valid)
+    options = SearchOptions(targets=(TARGET,), requests=2000)
+    assert pace_of(runner, options, 2.0, trial=3, gpus=1, first_seed=77) is None
+
+
 def test_race_drops_a_worse_configuration_after_the_shortest_run(pace):
     runner = Formula(3.0)
-    outcome = race(runner, pace, first_seed=77)
+    outcome = raced(runner, pace)
     assert outcome.lost
-    assert runner.spent == pace.requests[0] == pytest.approx(pace.requests[-1] * LADDER[0], abs=1)
+    assert runner.spent == pace.requests[0]
     assert outcome.estimate_rps == pytest.approx(3.0, rel=0.15)
+
+
+def test_race_drops_a_configuration_that_is_better_by_a_hair_before_the_last_run(pace):
+    better = Formula(4.004)
+    assert raced(better, pace).lost
+    assert better.spent < sum(pace.requests)
 
 
 class Overloaded:
@@ -79,27 +108,27 @@ class Overloaded:
 
 def test_race_estimates_a_loser_at_most_at_its_throughput(pace):
     steep = dataclasses.replace(pace, slope=500.0)  # its line alone would say 3.9 req/s
-    outcome = race(Overloaded(2.0), steep, first_seed=77)
+    outcome = raced(Overloaded(2.0), steep)
     assert outcome.lost
     assert outcome.estimate_rps == pytest.approx(2.0, rel=0.05)
 
 
 def test_race_keeps_a_better_configuration(pace):
-    outcome = race(Formula(4.4), pace, first_seed=77)
+    outcome = raced(Formula(4.4), pace)
     assert not outcome.lost
     assert outcome.estimate_rps == pytest.approx(4.4, rel=0.1)
 
 
 def test_race_drops_an_equal_configuration_early(pace):
     runner = Formula(4.0)
-    outcome = race(runner, pace, first_seed=77)
+    outcome = raced(runner, pace)
     assert outcome.lost
     assert runner.spent == sum(pace.requests[:2])
-    assert outcome.estimate_rps == pytest.approx(pace.rate_rps)
+    assert outcome.estimate_rps == pytest.approx(pace.rate_rps, rel=0.02)
 
 
 def test_race_of_invalid_runs_decides_nothing(pace):
-    assert not race(Formula(1.0, valid=False), pace, first_seed=77).lost
+    assert not raced(Formula(1.0, valid=False), pace).lost
 
 
 def test_pruning_threshold_survives_storage(pace):

@@ -137,6 +137,68 @@ def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path)
     assert servers.log.count("stop") == 3  # the one that never started has nothing to stop
 
 
+def test_server_that_does_not_start_costs_one_start_also_after_resume(servers, tmp_path):
+    crashing = settings("6..8", sampler="tpe", trials=3)
+    tuned = tune(EXPERIMENT, crashing, tmp_path / "o").study
+    assert sorted(row.configuration["max_num_seqs"] for row in tuned.trials) == [6, 7, 8]
+    assert servers.starts.count(7) == 1
+    (failed,) = (row for row in tuned.trials if row.configuration["max_num_seqs"] == 7)
+    assert failed.state == "failed"
+    assert "OOM" in failed.reason
+    assert [row.configuration["max_num_seqs"] for row in tuned.best] == [8]
+    again = tune(EXPERIMENT, crashing.changed(trials=9), tmp_path / "o", resume=True).study
+    assert servers.starts.count(7) == servers.starts.count(6) == 1
+    assert again.best == tuned.best
+
+
+def test_sampler_learns_from_servers_that_do_not_start(servers, tmp_path, monkeypatch):
+    """Of 200 values, those below 100 do not start: few of them are tried after the first ten."""
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        seqs = spec.parameters["max_num_seqs"]
+        servers.log.append(seqs)
+        if seqs < 100:
+            raise ServerError("vllm ended with exit code 1")
+        yield FakeDeployment(seqs)
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    learning = settings("1..199", sampler="tpe", trials=25)
+    short = Experiment(systems="vllm", backend="vllm", requests=100, seeds=1)
+    tuned = tune(short, learning, tmp_path / "o").study
+    states = [row.state for row in tuned.trials]
+    assert len(set(servers.starts)) == len(servers.starts) == 25
+    assert states[:10].count("failed") > 0
+    assert states[10:].count("failed") / 15 < 0.6 * states[:10].count("failed") / 10
+    assert all(row.configuration["max_num_seqs"] >= 100 for row in tuned.best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("survives", ["the race", "nothing"])
+def test_leader_that_fails_when_its_capacity_is_searched_is_not_returned(
+    servers, tmp_path, monkeypatch, survives
+):
+    """Of two the better leads by its race; its second start fails, so the other one is searched."""
+    begun = FakeBackend.started
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        seqs = spec.parameters["max_num_seqs"]
+        if seqs == 64 and (survives == "nothing" or 64 in servers.log):
+            servers.log.append(seqs)
+            raise ServerError("vllm ended with exit code 1; its log is x.log, which ends with: OOM")
+        with begun(backend, spec, folder) as deployment:
+            yield deployment
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    capacity = settings((64, 16), objectives=("capacity",), rate_rps=None, tolerance=0.4)
+    tuned = tune(EXPERIMENT, capacity, tmp_path / "o").study
+    assert [row.configuration["max_num_seqs"] for row in tuned.best] == [16]
+    (failed,) = (row for row in tuned.trials if row.configuration["max_num_seqs"] == 64)
+    assert failed.state == "failed"
+    assert "OOM" in failed.reason
+
+
 def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
     tuned = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").study
     assert {row.state for row in tuned.trials} == {"infeasible", "finished"}
