@@ -29,7 +29,7 @@ from .search_options import (
 
 _WIDEST_BRACKET = 1.25
 _ALIKE = 1.25  # times the rate, within which levels share a control variate's coefficient
-_FARTHEST = 2.0**14  # from the first rate
+FARTHEST = 2.0**14  # from the first rate
 _LEAST_HORIZONS = 2 * SETTLED_HORIZONS  # of the SLO, that a long run lasts
 _LONGER = 4  # times, where a run was too short for a verdict
 _CONFIRMATIONS = 3  # of the interval's low end
@@ -396,8 +396,8 @@ class _Search:
         else:
             return False
         self._step = min(2.0, self._step**2)
-        low = max(options.low_rps, self._start_rps / _FARTHEST)
-        high = min(self._highest_rps, self._start_rps * _FARTHEST)
+        low = max(options.low_rps, self._start_rps / FARTHEST)
+        high = min(self._highest_rps, self._start_rps * FARTHEST)
         rate = three_digits(min(max(rate, low), high))
         if rate in self._known:
             return False

@@ -46,11 +46,14 @@ class Budget:
         longer_s = min(self.horizons * horizon_s, usual.REAL_MOST_S)
         return replace(self, time_s=max(self.time_s, longer_s))
 
+    def most_requests(self, rate_rps: float) -> float:
+        """Requests at `rate_rps` for which the whole budget suffices."""
+        requests = math.inf if self.requests is None else self.requests
+        return min(requests, math.inf if self.time_s is None else self.time_s * rate_rps)
+
     def longest_run(self, rate_rps: float) -> float:
         """Most requests of a run at `rate_rps`: a small share of the budget."""
-        requests = math.inf if self.requests is None else self.requests
-        in_time = math.inf if self.time_s is None else self.time_s * rate_rps
-        return min(requests, in_time) / _LEAST_SHARES
+        return self.most_requests(rate_rps) / _LEAST_SHARES
 
 
 def requests_of_a_run(experiment: ExperimentSchema) -> int:

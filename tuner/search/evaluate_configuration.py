@@ -31,10 +31,11 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.capacity_cells import Ended, without_length
 from ..capacity.capacity_options import CapacityOptions
-from ..capacity.capacity_search import three_digits
+from ..capacity.capacity_search import FARTHEST, three_digits
 from ..capacity.folder import search_cell, start_rps
 from ..capacity.level_samples import LevelRunner, LevelSample
 from ..capacity.search_options import (
+    Budget,
     CapacitySearch,
     SearchOptions,
     requests_of_a_run,
@@ -50,7 +51,6 @@ _OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
 _WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
-_MOST_STEPS = 14
 _WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
@@ -107,7 +107,7 @@ def pace_of(
     the client was late.
     """
     (target,) = options.targets
-    climbed = _climbed(runner, start_rps, target, options.requests, first_seed)
+    climbed = _climbed(runner, options, start_rps, first_seed)
     if climbed is None:
         return None
     rate_rps, slope, sample = climbed
@@ -134,19 +134,23 @@ def pace_of(
 
 
 def _climbed(
-    runner: LevelRunner, start_rps: float, target: float, requests: int, seed: int
+    runner: LevelRunner, options: SearchOptions, start_rps: float, seed: int
 ) -> tuple[float, float, LevelSample] | None:
     """The rate at which runs of the same requests fall to the target, about, the slope of their
-    logits there, and a run that passes; None: none was found.
+    logits there, and a run that passes; None: none was found, or a run takes a whole budget.
     """
+    (target,), requests, budget = options.targets, options.requests, Budget(None)
     passing: tuple[float, float, LevelSample] | None = None
     failing: tuple[float, float] | None = None
     rate_rps = start_rps
-    for _ in range(_MOST_STEPS):
+    while start_rps / FARTHEST <= rate_rps <= start_rps * FARTHEST and (
+        passing is not None or requests <= budget.most_requests(rate_rps)
+    ):
         rate_rps = three_digits(rate_rps)
         run = runner.run(rate_rps, seed, requests)
         if not run.valid:
             return None
+        budget = options.budget.extended(run.horizon_s, rate_rps)
         away = _from_target([run], target)
         if away >= 0:
             passing = rate_rps, away, run
@@ -240,6 +244,7 @@ def _logit(met: float, counted: int) -> float:
 
 
 _MORE_TRIES = 2
+_LEAST_RUNS = 10  # of a capacity search for which few requests are left
 _ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
 _ALONE_REQUESTS = 200
 DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
@@ -446,9 +451,8 @@ class ConfigurationEvaluator:
         options, experiment = self.options, self.experiment
         usual_requests = options.budget.requests
         if most_requests is not None and most_requests < (usual_requests or math.inf):
-            options = replace(
-                options, budget=replace(options.budget, requests=most_requests, horizons=0.0)
-            )
+            enough = max(most_requests, _LEAST_RUNS * options.requests)
+            options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
         begin_rps = near_rps[0] if near_rps else start_rps(experiment, runs.spec, runs)
         return search_cell(
             runs,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
+LOST = "lost"
+_UNUSABLE = ("failed", "infeasible")
 
 
 @dataclass(frozen=True)
@@ -95,19 +97,14 @@ def noted(trial: FrozenTrial, name: str) -> Any:
     return trial.system_attrs.get(_OWN + name)
 
 
-def distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Trials without those that repeat another, or whose configuration was searched later."""
-    proved = {noted(t, KEY) for t in trials if PROOF in t.user_attrs and t.state in _DONE}
-    return [
-        t
-        for t in trials
-        if SAME_AS not in t.user_attrs and PROVED_KEY.format(noted(t, KEY)) not in proved
-    ]
+def unlike(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials that can be deployed and repeat no other."""
+    return [t for t in trials if not {SAME_AS, "infeasible"} & t.user_attrs.keys()]
 
 
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Trials that count: distinct ones that are not infeasible."""
-    return [trial for trial in distinct(trials) if "infeasible" not in trial.user_attrs]
+    """Trials that count: each configuration that can be deployed once."""
+    return [t for t in unlike(trials) if PROOF not in t.user_attrs]
 
 
 def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -123,39 +120,54 @@ def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
 
 
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-    """The threshold of the leader among configurations with at most `gpus` GPUs."""
+    """The threshold of the leader among configurations with at most `gpus` GPUs, of those that did
+    not fail later.
+    """
+    unusable = {row.number for row in rows_of(trials).values() if row.state in _UNUSABLE}
     paces = [
-        PruningThreshold.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None
+        PruningThreshold.of_plain(plain)
+        for t in trials
+        if (plain := noted(t, PACE)) is not None and t.number not in unusable
     ]
     rivals = [pace for pace in paces if pace.gpus <= gpus]
     return max(rivals, key=lambda pace: pace.estimate_rps, default=None)
 
 
+def rows_of(trials: Sequence[FrozenTrial]) -> dict[int, TrialRow]:
+    """Rows of the configurations that were evaluated, by trial. Where the capacity of one that led
+    was searched later, the row has that result.
+    """
+    ended = [t for t in trials if t.state in _DONE and SAME_AS not in t.user_attrs]
+    proofs = {noted(t, KEY): t for t in ended if PROOF in t.user_attrs}
+    return {
+        t.number: _row(t, proofs.get(PROVED_KEY.format(noted(t, KEY)), t))
+        for t in ended
+        if PROOF not in t.user_attrs
+    }
+
+
 def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
     """Collect the results of a study so far."""
     trials = study.get_trials(deepcopy=False)
-    ended, best = evaluated(trials), best_of(trials, aim)
-    rows = {
-        trial.number: _capped(_row(trial), best, aim)
-        for trial in distinct(trials)
-        if trial.state in _DONE
-    }
+    best = best_of(trials, aim)
+    rows = {number: _capped(row, best, aim) for number, row in rows_of(trials).items()}
     return StudyResults(
         aim,
         space,
         tuple(rows.values()),
         best,
-        _importances(ended, rows, aim),
+        _importances(evaluated(trials), rows, aim),
         sum(trial.state is TrialState.RUNNING for trial in trials),
     )
 
 
 def _capped(row: TrialRow, best: Sequence[TrialRow], aim: Aim) -> TrialRow:
     """The row with an estimate of its capacity no higher than the best that was searched."""
-    if row.state != "lost" or row.values is None or CAPACITY not in aim.names or not best:
+    if row.state != LOST or row.values is None or CAPACITY not in aim.names:
         return row
     place = aim.names.index(CAPACITY)
-    most_rps = max(other.values[place] for other in best if other.values is not None)
+    searched = [o.values[place] for o in best if o.values is not None and o.state == FINISHED]
+    most_rps = max(searched, default=math.inf)  # a bound of an undecided search limits nothing
     value = min(row.values[place], most_rps)
     return replace(row, values=(*row.values[:place], value, *row.values[place + 1 :]))
 
@@ -166,10 +178,12 @@ def best_of(
     """The best so far: one, or the Pareto front; of equal trials the first. None before any was
     searched to the end, unless what races have `estimated` counts.
     """
+    rows = rows_of(trials)
+    counting = (FINISHED, UNDECIDED, *([LOST] if estimated and CAPACITY in aim.names else []))
     finished = [
         row
         for trial in evaluated(trials)
-        if ((row := _row(trial)).state in (FINISHED, UNDECIDED) or (estimated and _raced(trial)))
+        if (row := rows[trial.number]).state in counting
         and all(value <= 0 for value in trial.constraints.values())
     ]
     if aim.single is None:
@@ -187,39 +201,32 @@ def best_of(
     return tuple(sorted(finished, key=order)[:1])
 
 
-def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> tuple[TrialRow, ...]:
-    """The best by the races, and then the `default`, where no search of their capacity has begun.
-
-    A search that failed leaves the configuration out, so that the next best one is searched.
+def to_prove(
+    trials: Sequence[FrozenTrial], aim: Aim, *, default: bool
+) -> Iterator[Configuration]:
+    """The best configurations by their races, and then the `default`, whose capacity is still to be
+    searched. Those of which the search failed are left out, so that the next best ones follow.
     """
-    proofs = {noted(t, KEY): t for t in trials if PROOF in t.user_attrs}
-    failed = {key for key, proof in proofs.items() if "failed" in proof.user_attrs}
-    proof_keys = {t.number: PROVED_KEY.format(noted(t, KEY)) for t in trials}
-    first = [t for t in trials if PROOF not in t.user_attrs and proof_keys[t.number] not in failed]
-    best = best_of(first, aim, estimated=True)
-    defaults = [_row(t) for t in first if default and t.user_attrs.get("default")]
-    raced = {t.number for t in first if _raced(t)}
-    return tuple(
-        row
-        for row in (*best, *defaults)
-        if row.number in raced and proof_keys[row.number] not in proofs
-    )
+    if CAPACITY in aim.names:
+        rows = rows_of(trials)
+        usable = [t for t in evaluated(trials) if rows[t.number].state not in _UNUSABLE]
+        leaders = best_of(usable, aim, estimated=True)
+        defaults = (row for row in rows.values() if default and row.default)
+        for row in (*leaders, *defaults):
+            if rows[row.number].state == LOST:
+                yield row.configuration
 
 
-def _raced(trial: FrozenTrial) -> bool:
-    """Whether its capacity is estimated by a race."""
-    return noted(trial, PACE) is not None or "raced_at_rps" in trial.user_attrs
-
-
-def _row(trial: FrozenTrial) -> TrialRow:
-    attrs = dict(trial.user_attrs)
-    values = noted(trial, VALUES)
+def _row(trial: FrozenTrial, result: FrozenTrial) -> TrialRow:
+    """The row of a trial with what it, or the search of its capacity, found."""
+    attrs = dict(result.user_attrs)
+    values = noted(result, VALUES)
     if "infeasible" in attrs:
         state = "infeasible"
     elif "failed" in attrs:
         state = "failed"
-    elif attrs.get("lost") or _raced(trial):
-        state = "lost"
+    elif attrs.get("lost") or noted(result, PACE) is not None:
+        state = LOST
     elif attrs.get("outcome") == UNDECIDED:
         state = UNDECIDED
     else:
@@ -230,7 +237,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
         state,
         noted(trial, CONFIGURATION) or trial.params,
         None if values is None else tuple(values),
-        bool(attrs.get("default")),
+        bool(trial.user_attrs.get("default")),
         int(attrs.get("requests", 0)),
         {name: v for name, v in attrs.items() if name not in own_columns},
         attrs.get("infeasible") or attrs.get("failed"),

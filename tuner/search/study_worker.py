@@ -40,6 +40,7 @@ from .study_results import (
     note,
     noted,
     rivals_pace,
+    rows_of,
     to_prove,
 )
 from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
@@ -97,21 +98,23 @@ class StudyWorker:
             for cut in cut_trials(self.study, unsigned=self.alone):
                 wait_again(self.study, cut)
             trials = self.study.get_trials(deepcopy=False)
-            waiting = any(trial.state is TrialState.WAITING for trial in trials)
-            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
-            cut_before = any(
-                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
-            )
-            ended = self._spent(begun) or self._exhausted()
+            waiting = [t for t in trials if t.state is TrialState.WAITING]
+            begun = [
+                t
+                for t in trials
+                if t.state is not TrialState.WAITING and PROOF not in t.user_attrs
+            ]
+            ended = self._spent(begun, _requests(trials)) or self._exhausted()
             if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
                 ended = not self._queue_untried(trials)
+            cut_before = any(noted(t, OWNER) or PROOF in t.user_attrs for t in waiting)
             if ended and not cut_before and not self._queue_proof(trials):
                 return None
             trial = self.study.ask()
             note(trial, OWNER, self.name)
             return trial
 
-    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
+    def _spent(self, begun: Sequence[FrozenTrial], requests: int) -> bool:
         settings = self.tuning.settings
         tried = counted(begun)
         infeasible = len(begun) - len(tried)
@@ -119,23 +122,24 @@ class StudyWorker:
             return True
         share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
         most_requests, most_s = settings.max_requests, settings.max_time_s
-        if most_requests is not None and _requests(begun) >= share * most_requests:
+        if most_requests is not None and requests >= share * most_requests:
             return True
         return most_s is not None and time.monotonic() - self._began_s >= share * most_s
 
     def _queue_proof(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Queue the search of a leader's capacity; False if there is none to search.
+        """Queue the search of a leader's capacity; False if there is none to search, or others are
+        still at work: the last of them does it.
 
         The default is searched, too, unless a budget has ended the study.
         """
         settings = self.tuning.settings
-        unlimited = settings.max_requests is None and settings.max_time_s is None
-        row = next(iter(to_prove(trials, self.tuning.aim, default=unlimited)), None)
-        if row is None:
+        if any(t.state is TrialState.RUNNING for t in trials):
             return False
-        attrs = {PROOF: True} | ({"default": True} if row.default else {})
-        self.study.enqueue_trial(dict(row.configuration), user_attrs=attrs)
-        return True
+        unlimited = settings.max_requests is None and settings.max_time_s is None
+        leader = next(to_prove(trials, self.tuning.aim, default=unlimited), None)
+        if leader is not None:
+            self.study.enqueue_trial(dict(leader), user_attrs={PROOF: True})
+        return leader is not None
 
     def _exhausted(self) -> bool:
         sampler = self.study.sampler
@@ -183,6 +187,7 @@ class StudyWorker:
         except NotDoneError:
             raise  # the trial is interrupted without a result
         except InfeasibleError as error:
+            self._note_requests(trial, runs)
             self._tell_infeasible(trial, error)
             return
         except SloBenchError as error:
@@ -270,7 +275,8 @@ class StudyWorker:
     def _estimates_rps(self, trials: Sequence[FrozenTrial], key: str) -> list[float]:
         """Capacities of a configuration by its race."""
         place = self.tuning.aim.names.index(CAPACITY)
-        return [noted(t, VALUES)[place] for t in trials if noted(t, KEY) == key]
+        estimates = [noted(t, VALUES) for t in trials if noted(t, KEY) == key]
+        return [values[place] for values in estimates if values is not None]
 
     def _left(self, trials: Sequence[FrozenTrial]) -> int | None:
         """Requests that are left for a search; it gets the share that was kept for it at least."""
@@ -292,4 +298,4 @@ class StudyWorker:
 
 def _requests(trials: Sequence[FrozenTrial]) -> int:
     """Requests of all trials."""
-    return sum(trial.user_attrs.get("requests", 0) for trial in counted(trials))
+    return sum(row.requests for row in rows_of(trials).values())

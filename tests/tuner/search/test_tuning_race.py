@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from slo_bench.tuner.capacity.level_samples import LevelSample
-from slo_bench.tuner.capacity.search_options import SearchOptions
+from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
 from slo_bench.tuner.search.evaluate_configuration import PruningThreshold, pace_of, race
 
 BATCHES = 20
@@ -20,9 +20,11 @@ class Formula:
         self.slope = slope
         self.valid = valid
         self.spent = 0
+        self.lowest_rps = math.inf
 
     def run(self, rate_rps, seed, requests):
         self.spent += requests
+        self.lowest_rps = min(rate_rps, self.lowest_rps)
         away = math.log(9) - self.slope * math.log(rate_rps / self.capacity_rps)
         share = 1 / (1 + math.exp(-away))
         draws = np.random.default_rng(seed).random((BATCHES, requests // BATCHES))
@@ -69,6 +71,13 @@ def test_no_pace_where_no_rate_fails_or_the_client_is_late(valid):
     runner = Formula(4.0 if not valid else 1e9, valid=valid)
     options = SearchOptions(targets=(TARGET,), requests=2000)
     assert pace_of(runner, options, 2.0, trial=3, gpus=1, first_seed=77) is None
+
+
+def test_climb_of_a_server_tries_no_rate_at_which_a_run_takes_its_whole_time():
+    budget = Budget(None, time_s=100.0)
+    pace, runner = pace_at(1e-6, 640.0, budget=budget)
+    assert pace is None
+    assert runner.lowest_rps >= 2000 / 100
 
 
 def test_race_drops_a_worse_configuration_after_the_shortest_run(pace):

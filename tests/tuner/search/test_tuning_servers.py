@@ -14,6 +14,7 @@ from slo_bench.harness.results.cell_files import Choice
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.reports.pages.tuning import faults_texts
+from slo_bench.tuner.capacity import folder
 from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.search import evaluate_configuration, runs, tuning_run
 from slo_bench.tuner.search.evaluate_configuration import cell_of
@@ -100,7 +101,9 @@ def _simulated(spec):
     return dataclasses.replace(spec, placement=place)
 
 
-def use(monkeypatch, fake):
+def use(monkeypatch, fake, bursts_rps=4.0):
+    """`bursts_rps`: throughput of bursts, which take as long as this machine simulates them."""
+    monkeypatch.setattr(folder, "throughput_of_bursts", lambda *args, **options: bursts_rps)
     for module in (evaluate_configuration, runs, tuning_run):
         monkeypatch.setattr(module, "backend_of", fake.backend_of)
 
@@ -174,11 +177,13 @@ def test_sampler_learns_from_servers_that_do_not_start(servers, tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bursts_rps", [0.01, 4.0, 20000.0])
 @pytest.mark.parametrize("survives", ["the race", "nothing"])
 def test_leader_that_fails_when_its_capacity_is_searched_is_not_returned(
-    servers, tmp_path, monkeypatch, survives
+    servers, tmp_path, monkeypatch, survives, bursts_rps
 ):
     """Of two the better leads by its race; its second start fails, so the other one is searched."""
+    use(monkeypatch, servers, bursts_rps)
     begun = FakeBackend.started
 
     @contextlib.contextmanager
