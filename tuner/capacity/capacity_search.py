@@ -362,7 +362,7 @@ class _Search:
         while (level := self._known[rate_rps]).counted and any(
             level.passes(target) is None for target in self._options.targets
         ):
-            settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
+            settled = sample.requests_to_settle
             if settled <= requests and 2 * requests > self._bracketing_limit(rate_rps):
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)

@@ -51,6 +51,7 @@ _OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
 _WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
+_HOPELESS_LOGITS = 3.0  # below it, where it says nothing
 _WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
@@ -128,6 +129,8 @@ def pace_of(
         if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
             move = min(max(away / slope, -widest), widest)
             rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
+    if away < -_HOPELESS_LOGITS:  # others would miss there like it
+        return None
     met = tuple(run.batch_met for run in runs)
     estimate_rps = _moved(rate_rps, away / slope)
     return PruningThreshold(trial, rate_rps, estimate_rps, slope, gpus, met, requests)
@@ -148,9 +151,13 @@ def _climbed(
     ):
         rate_rps = three_digits(rate_rps)
         run = runner.run(rate_rps, seed, requests)
+        budget = options.budget.extended(run.horizon_s, rate_rps)
+        if run.valid and not run.settled and _from_target([run], target) >= 0:
+            # A system that is overloaded may not have missed an SLO yet.
+            longest = max(requests, int(budget.longest_run(rate_rps)))
+            run = runner.run(rate_rps, seed, min(run.requests_to_settle, longest))
         if not run.valid:
             return None
-        budget = options.budget.extended(run.horizon_s, rate_rps)
         away = _from_target([run], target)
         if away >= 0:
             passing = rate_rps, away, run
@@ -244,7 +251,7 @@ def _logit(met: float, counted: int) -> float:
 
 
 _MORE_TRIES = 2
-_LEAST_RUNS = 10  # of a capacity search for which few requests are left
+LEAST_RUNS = 10  # of a capacity search for which few requests are left
 _ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
 _ALONE_REQUESTS = 200
 DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
@@ -451,7 +458,7 @@ class ConfigurationEvaluator:
         options, experiment = self.options, self.experiment
         usual_requests = options.budget.requests
         if most_requests is not None and most_requests < (usual_requests or math.inf):
-            enough = max(most_requests, _LEAST_RUNS * options.requests)
+            enough = max(most_requests, LEAST_RUNS * options.requests)
             options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
         begin_rps = near_rps[0] if near_rps else start_rps(experiment, runs.spec, runs)
         return search_cell(

@@ -201,9 +201,7 @@ def best_of(
     return tuple(sorted(finished, key=order)[:1])
 
 
-def to_prove(
-    trials: Sequence[FrozenTrial], aim: Aim, *, default: bool
-) -> Iterator[Configuration]:
+def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> Iterator[Configuration]:
     """The best configurations by their races, and then the `default`, whose capacity is still to be
     searched. Those of which the search failed are left out, so that the next best ones follow.
     """

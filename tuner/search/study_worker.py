@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
 from .evaluate_configuration import (
+    LEAST_RUNS,
     ConfigurationEvaluator,
     ConfigurationResult,
     PruningThreshold,
@@ -35,7 +36,6 @@ from .study_results import (
     TrialRow,
     best_of,
     counted,
-    evaluated,
     known_in_a_row,
     note,
     noted,
@@ -100,9 +100,7 @@ class StudyWorker:
             trials = self.study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state is TrialState.WAITING]
             begun = [
-                t
-                for t in trials
-                if t.state is not TrialState.WAITING and PROOF not in t.user_attrs
+                t for t in trials if t.state is not TrialState.WAITING and PROOF not in t.user_attrs
             ]
             ended = self._spent(begun, _requests(trials)) or self._exhausted()
             if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
@@ -120,11 +118,27 @@ class StudyWorker:
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
             return True
-        share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
+        return self._over_budget(requests)
+
+    def _over_budget(self, requests: int) -> bool:
+        """Whether only what is kept for the search of the leader's capacity is left of a budget."""
+        settings = self.tuning.settings
         most_requests, most_s = settings.max_requests, settings.max_time_s
-        if most_requests is not None and requests >= share * most_requests:
+        if most_requests is not None and requests >= most_requests - self._kept_requests:
             return True
+        share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
         return most_s is not None and time.monotonic() - self._began_s >= share * most_s
+
+    @property
+    def _kept_requests(self) -> float:
+        """Requests of the maximum that are kept for the search of the leader's capacity: a share,
+        or what it needs at least, if that is not more than half.
+        """
+        most_requests = self.tuning.settings.max_requests
+        if most_requests is None or CAPACITY not in self.tuning.aim.names:
+            return 0.0
+        least = LEAST_RUNS * self.evaluation.requests
+        return max(PROOF_SHARE * most_requests, min(least, most_requests / 2))
 
     def _queue_proof(self, trials: Sequence[FrozenTrial]) -> bool:
         """Queue the search of a leader's capacity; False if there is none to search, or others are
@@ -132,11 +146,10 @@ class StudyWorker:
 
         The default is searched, too, unless a budget has ended the study.
         """
-        settings = self.tuning.settings
         if any(t.state is TrialState.RUNNING for t in trials):
             return False
-        unlimited = settings.max_requests is None and settings.max_time_s is None
-        leader = next(to_prove(trials, self.tuning.aim, default=unlimited), None)
+        default = not self._over_budget(_requests(trials))
+        leader = next(to_prove(trials, self.tuning.aim, default=default), None)
         if leader is not None:
             self.study.enqueue_trial(dict(leader), user_attrs={PROOF: True})
         return leader is not None
@@ -206,11 +219,19 @@ class StudyWorker:
             trial.set_user_attr(FAULTS, faults)
 
     def _tell_failed(self, trial: Trial, reason: str) -> None:
-        """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
-        nothing.
+        """To the sampler it is the worst: pruned without a value, or, where only finished trials
+        are learnt from, with the worst values so far. Of a failed one no sampler would learn.
         """
         trial.set_user_attr("failed", reason)
-        self.study.tell(trial, state=TrialState.PRUNED)
+        aim, complete = self.tuning.aim, (TrialState.COMPLETE,)
+        ended = self.study.get_trials(deepcopy=False, states=complete)
+        if SAMPLERS[self.tuning.settings.sampler].learns_from_pruned or not ended:
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return
+        if aim.must_attain:
+            trial.set_constraint("attainment", 1.0)
+        columns = zip(aim.objectives, *(t.values for t in ended), strict=True)
+        self.study.tell(trial, [(min if o.maximise else max)(values) for o, *values in columns])
 
     def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
         trial.set_user_attr("infeasible", str(error))
@@ -279,21 +300,15 @@ class StudyWorker:
         return [values[place] for values in estimates if values is not None]
 
     def _left(self, trials: Sequence[FrozenTrial]) -> int | None:
-        """Requests that are left for a search; it gets the share that was kept for it at least."""
+        """Requests that are left for a search; it gets those that were kept for it at least."""
         most_requests = self.tuning.settings.max_requests
         if most_requests is None:
             return None
-        return round(max(most_requests - _requests(trials), PROOF_SHARE * most_requests))
+        return round(max(most_requests - _requests(trials), self._kept_requests))
 
     def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
-        if self.tuning.aim.names != (COST,):
-            return None
-        met = [
-            trial.user_attrs["gpus"]
-            for trial in evaluated(trials)
-            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
-        ]
-        return min(met, default=None)
+        best = best_of(trials, self.tuning.aim) if self.tuning.aim.names == (COST,) else ()
+        return best[0].figures["gpus"] if best else None
 
 
 def _requests(trials: Sequence[FrozenTrial]) -> int:

@@ -73,6 +73,24 @@ def test_no_pace_where_no_rate_fails_or_the_client_is_late(valid):
     assert pace_of(runner, options, 2.0, trial=3, gpus=1, first_seed=77) is None
 
 
+class Patient(Formula):
+    """Whoever waits misses its SLO after 100 s alone: shorter runs meet it at any rate."""
+
+    def run(self, rate_rps, seed, requests):
+        short = requests / rate_rps < 100
+        sample = super().run(rate_rps / 10 if short else rate_rps, seed, requests)
+        return dataclasses.replace(
+            sample, rate_rps=rate_rps, horizon_s=20.0, window_s=0.85 * requests / rate_rps
+        )
+
+
+def test_climb_is_not_misled_by_runs_too_short_to_miss_an_slo():
+    options = SearchOptions(targets=(TARGET,), requests=200)
+    pace = pace_of(Patient(4.0), options, 20.0, trial=3, gpus=1, first_seed=77)
+    assert pace is not None
+    assert pace.estimate_rps == pytest.approx(4.0, rel=0.05)
+
+
 def test_climb_of_a_server_tries_no_rate_at_which_a_run_takes_its_whole_time():
     budget = Budget(None, time_s=100.0)
     pace, runner = pace_at(1e-6, 640.0, budget=budget)

@@ -369,9 +369,10 @@ def test_tune_two_objectives_finds_a_front(tmp_path):
     assert double_capacity > 1.5 * single_capacity
 
 
-def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
+@pytest.mark.parametrize("sampler", ["grid", "nsga2"])
+def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path, sampler):
     settings = quick(
-        objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler="grid"
+        objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler=sampler
     )
     tuned = tune(EXPERIMENT, settings, tmp_path / "o").study
     (best,) = tuned.best
