@@ -219,19 +219,11 @@ class StudyWorker:
             trial.set_user_attr(FAULTS, faults)
 
     def _tell_failed(self, trial: Trial, reason: str) -> None:
-        """To the sampler it is the worst: pruned without a value, or, where only finished trials
-        are learnt from, with the worst values so far. Of a failed one no sampler would learn.
+        """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
+        nothing.
         """
         trial.set_user_attr("failed", reason)
-        aim, complete = self.tuning.aim, (TrialState.COMPLETE,)
-        ended = self.study.get_trials(deepcopy=False, states=complete)
-        if SAMPLERS[self.tuning.settings.sampler].learns_from_pruned or not ended:
-            self.study.tell(trial, state=TrialState.PRUNED)
-            return
-        if aim.must_attain:
-            trial.set_constraint("attainment", 1.0)
-        columns = zip(aim.objectives, *(t.values for t in ended), strict=True)
-        self.study.tell(trial, [(min if o.maximise else max)(values) for o, *values in columns])
+        self.study.tell(trial, state=TrialState.PRUNED)
 
     def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
         trial.set_user_attr("infeasible", str(error))

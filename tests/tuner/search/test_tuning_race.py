@@ -2,11 +2,14 @@ import dataclasses
 import math
 
 import numpy as np
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
 from slo_bench.tuner.search.evaluate_configuration import PruningThreshold, pace_of, race
+from slo_bench.tuner.search.study_results import rivals_pace, rows_of
 
 BATCHES = 20
 TARGET = 0.9
@@ -160,3 +163,35 @@ def test_race_of_invalid_runs_decides_nothing(pace):
 
 def test_pruning_threshold_survives_storage(pace):
     assert PruningThreshold.of_plain(vars(pace)) == pace
+
+
+def ended_trial(number, key, attrs, pace=None):
+    """A trial that has ended, as a study keeps it."""
+    internal = {"slo_bench:key": key} | ({} if pace is None else {"slo_bench:leads": vars(pace)})
+    trial = optuna.create_trial(
+        state=TrialState.PRUNED, user_attrs=attrs, system_attrs=internal, params={}
+    )
+    trial.number = number
+    return trial
+
+
+@pytest.mark.parametrize("reason", ["failed", "infeasible"])
+def test_leader_whose_search_fails_sets_no_pace(pace, reason):
+    better = dataclasses.replace(pace, trial=1, estimate_rps=2 * pace.estimate_rps)
+    trials = [ended_trial(0, "a", {}, pace), ended_trial(1, "b", {}, better)]
+    assert rivals_pace(trials, gpus=1) == better
+    trials.append(ended_trial(2, "b:proved", {"proof": True, reason: "out of memory"}))
+    assert rivals_pace(trials, gpus=1) == pace
+    rows = rows_of(trials)
+    assert {number: row.state for number, row in rows.items()} == {0: "lost", 1: reason}
+    assert rows[1].reason == "out of memory"
+
+
+def test_leader_has_what_the_search_of_its_capacity_found(pace):
+    proof = ended_trial(2, "a:proved", {"proof": True, "requests": 900})
+    proof.system_attrs["slo_bench:values"] = [3.5]
+    rows = rows_of([ended_trial(0, "a", {"default": True, "requests": 200}, pace), proof])
+    assert [(row.number, row.default, row.state, row.values) for row in rows.values()] == [
+        (0, True, "finished", (3.5,))
+    ]
+    assert rows[0].requests == 900

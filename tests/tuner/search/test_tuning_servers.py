@@ -154,8 +154,11 @@ def test_server_that_does_not_start_costs_one_start_also_after_resume(servers, t
     assert again.best == tuned.best
 
 
-def test_sampler_learns_from_servers_that_do_not_start(servers, tmp_path, monkeypatch):
-    """Of 200 values, those below 100 do not start: few of them are tried after the first ten."""
+@pytest.mark.parametrize(("sampler", "first", "trials"), [("tpe", 10, 25), ("nsga2", 20, 50)])
+def test_sampler_learns_from_servers_that_do_not_start(
+    servers, tmp_path, monkeypatch, sampler, first, trials
+):
+    """Of 200 values, those below 100 do not start: few of them are tried after the first ones."""
 
     @contextlib.contextmanager
     def started(backend, spec, folder):
@@ -166,13 +169,13 @@ def test_sampler_learns_from_servers_that_do_not_start(servers, tmp_path, monkey
         yield FakeDeployment(seqs)
 
     monkeypatch.setattr(FakeBackend, "started", started)
-    learning = settings("1..199", sampler="tpe", trials=25)
+    learning = settings("1..199", sampler=sampler, trials=trials)
     short = Experiment(systems="vllm", backend="vllm", requests=100, seeds=1)
     tuned = tune(short, learning, tmp_path / "o").study
     states = [row.state for row in tuned.trials]
-    assert len(set(servers.starts)) == len(servers.starts) == 25
-    assert states[:10].count("failed") > 0
-    assert states[10:].count("failed") / 15 < 0.6 * states[:10].count("failed") / 10
+    assert len(set(servers.starts)) == len(servers.starts) == trials
+    at_first, later = states[:first].count("failed"), states[first:].count("failed")
+    assert 0 < later / (trials - first) < 0.6 * at_first / first
     assert all(row.configuration["max_num_seqs"] >= 100 for row in tuned.best)
 
 
@@ -202,6 +205,31 @@ def test_leader_that_fails_when_its_capacity_is_searched_is_not_returned(
     (failed,) = (row for row in tuned.trials if row.configuration["max_num_seqs"] == 64)
     assert failed.state == "failed"
     assert "OOM" in failed.reason
+
+
+@pytest.mark.slow
+def test_configurations_after_a_leader_that_failed_are_not_raced_against_it(
+    servers, tmp_path, monkeypatch
+):
+    """64 leads and then fails; 32, which is worse than it and better than 16, wins in the end."""
+    begun = FakeBackend.started
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        if spec.parameters["max_num_seqs"] == 64 and 64 in servers.log:
+            raise ServerError("vllm ended with exit code 1")
+        with begun(backend, spec, folder) as deployment:
+            yield deployment
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    three = {"search": {"max_num_seqs": (32, 16, 64)}, "objectives": ("capacity",)}
+    short = settings((), **three, rate_rps=None, tolerance=0.4, trials=2)
+    before = tune(EXPERIMENT, short, tmp_path / "o").study
+    states = {row.configuration["max_num_seqs"]: row.state for row in before.trials}
+    assert states == {16: "finished", 64: "failed"}
+    after = tune(EXPERIMENT, short.changed(trials=3), tmp_path / "o", resume=True).study
+    assert [row.configuration["max_num_seqs"] for row in after.best] == [32]
+    assert [row.values for row in after.trials[:2]] == [row.values for row in before.trials]
 
 
 def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
