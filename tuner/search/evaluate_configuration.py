@@ -354,7 +354,7 @@ class ConfigurationEvaluator:
         trial: int = 0,
         pace: PruningThreshold | None = None,
         prove: bool = True,
-        near_rps: Sequence[float] = (),
+        near_rps: float | None = None,
         most_requests: int | None = None,
         fewest_gpus: int | None = None,
         report: Callable[[int, float], bool] = lambda step, value: False,
@@ -367,7 +367,7 @@ class ConfigurationEvaluator:
             trial: its number.
             pace: the leader, which it must beat; None: there is none yet.
             prove: search its capacity, where a race is enough to compare it.
-            near_rps: estimates of its capacity, where that search begins.
+            near_rps: an estimate of its capacity, where that search begins.
             most_requests: of that search; None: as many as it needs.
             fewest_gpus: GPUs of a configuration that already carries the load (objective cost
                 alone).
@@ -445,13 +445,13 @@ class ConfigurationEvaluator:
         return pace_of(runs, self.options, begin_rps, trial=trial, gpus=gpus, first_seed=first_seed)
 
     def capacity(
-        self, runs: Runs, near_rps: Sequence[float] = (), most_requests: int | None = None
+        self, runs: Runs, near_rps: float | None = None, most_requests: int | None = None
     ) -> CapacitySearch:
         """The capacity search of a configuration.
 
         Args:
             runs: of the configuration.
-            near_rps: estimates of its capacity, where the search begins.
+            near_rps: an estimate of its capacity, where the search begins.
             most_requests: that the search may take, if they are fewer than usual; it gets ten
                 short runs at least.
         """
@@ -460,13 +460,14 @@ class ConfigurationEvaluator:
         if most_requests is not None and most_requests < (usual_requests or math.inf):
             enough = max(most_requests, LEAST_RUNS * options.requests)
             options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
-        begin_rps = near_rps[0] if near_rps else start_rps(experiment, runs.spec, runs)
+        neighbours = [] if near_rps is None else [near_rps]
+        begin_rps = near_rps or start_rps(experiment, runs.spec, runs)
         return search_cell(
             runs,
             runs.spec,
             options,
             begin_rps,
-            near_rps,
+            neighbours,
             experiment.requests[0],
             lambda progress: None,
             runs.expect,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ PACE = "leads"  # of a trial that won its race: the threshold that it sets
 VALUES = "values"
 CONFIGURATION = "configuration"
 SAME_AS = "same_as"
-PROOF = "proof"  # attribute of a trial that searches the capacity of one that leads
+PROOF = "proof"  # attribute of a trial that searches the capacity of one: the race's estimate
 PROVED_KEY = "{}:proved"  # the key of that trial
 _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -201,18 +201,17 @@ def best_of(
     return tuple(sorted(finished, key=order)[:1])
 
 
-def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> Iterator[Configuration]:
+def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> list[TrialRow]:
     """The best configurations by their races, and then the `default`, whose capacity is still to be
     searched. Those of which the search failed are left out, so that the next best ones follow.
     """
-    if CAPACITY in aim.names:
-        rows = rows_of(trials)
-        usable = [t for t in evaluated(trials) if rows[t.number].state not in _UNUSABLE]
-        leaders = best_of(usable, aim, estimated=True)
-        defaults = (row for row in rows.values() if default and row.default)
-        for row in (*leaders, *defaults):
-            if rows[row.number].state == LOST:
-                yield row.configuration
+    if CAPACITY not in aim.names:
+        return []
+    rows = rows_of(trials)
+    usable = [t for t in evaluated(trials) if rows[t.number].state not in _UNUSABLE]
+    leaders = best_of(usable, aim, estimated=True)
+    defaults = (row for row in rows.values() if default and row.default)
+    return [row for row in (*leaders, *defaults) if rows[row.number].state == LOST]
 
 
 def _row(trial: FrozenTrial, result: FrozenTrial) -> TrialRow:

@@ -149,10 +149,12 @@ class StudyWorker:
         if any(t.state is TrialState.RUNNING for t in trials):
             return False
         default = not self._over_budget(_requests(trials))
-        leader = next(to_prove(trials, self.tuning.aim, default=default), None)
-        if leader is not None:
-            self.study.enqueue_trial(dict(leader), user_attrs={PROOF: True})
-        return leader is not None
+        for row in to_prove(trials, self.tuning.aim, default=default):
+            assert row.values is not None
+            estimate_rps = row.values[self.tuning.aim.names.index(CAPACITY)]
+            self.study.enqueue_trial(dict(row.configuration), user_attrs={PROOF: estimate_rps})
+            return True
+        return False
 
     def _exhausted(self) -> bool:
         sampler = self.study.sampler
@@ -171,9 +173,8 @@ class StudyWorker:
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
-        prove = PROOF in trial.user_attrs
-        key = key_of(configuration)
-        same = claim(self.study, trial, PROVED_KEY.format(key) if prove else key)
+        key, near_rps = key_of(configuration), trial.user_attrs.get(PROOF)
+        same = claim(self.study, trial, key if near_rps is None else PROVED_KEY.format(key))
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
@@ -191,9 +192,9 @@ class StudyWorker:
                 runs,
                 trial=trial.number,
                 pace=self._pace(trials, gpus),
-                prove=prove or not self._races,
-                near_rps=self._estimates_rps(trials, key) if prove else (),
-                most_requests=self._left(trials) if prove else None,
+                prove=near_rps is not None or not self._races,
+                near_rps=near_rps,
+                most_requests=None if near_rps is None else self._left(trials),
                 fewest_gpus=self._fewest_gpus(trials),
                 report=self._reporter(trial),
             )
@@ -284,12 +285,6 @@ class StudyWorker:
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
         """The leader that a configuration with that number of GPUs must beat."""
         return rivals_pace(trials, gpus) if self._races else None
-
-    def _estimates_rps(self, trials: Sequence[FrozenTrial], key: str) -> list[float]:
-        """Capacities of a configuration by its race."""
-        place = self.tuning.aim.names.index(CAPACITY)
-        estimates = [noted(t, VALUES) for t in trials if noted(t, KEY) == key]
-        return [values[place] for values in estimates if values is not None]
 
     def _left(self, trials: Sequence[FrozenTrial]) -> int | None:
         """Requests that are left for a search; it gets those that were kept for it at least."""
