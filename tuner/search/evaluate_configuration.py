@@ -189,7 +189,7 @@ def race(
         runs.append(run)
         if _lost(runs, pace, last=place == len(pace.requests) - 1):
             return _outcome(runs, pace, lost=True)
-        if _from_target(runs, target) > _FAR_LOGITS:
+        if min(_from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS:
             break
     return _outcome(runs, pace, lost=False)
 
@@ -216,6 +216,12 @@ def _leaders(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
     return sum(sum(batches) for batches in pace.met[: len(runs)])
 
 
+def _ahead(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
+    """Logits by which the attainment of runs is above the leader's."""
+    counted = sum(run.counted for run in runs)
+    return _logit(sum(run.met for run in runs), counted) - _logit(_leaders(runs, pace), counted)
+
+
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
     """Estimate the capacity with the leader's slope of attainment over the rate.
 
@@ -223,9 +229,7 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     """
     if not runs:
         return RaceResult(lost, pace.estimate_rps, ())
-    counted = sum(run.counted for run in runs)
-    ahead = _logit(sum(run.met for run in runs), counted) - _logit(_leaders(runs, pace), counted)
-    estimate_rps = _moved(pace.estimate_rps, ahead / pace.slope)
+    estimate_rps = _moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
         most_rps = min(pace.estimate_rps, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
@@ -442,7 +446,14 @@ class ConfigurationEvaluator:
                     pace, trial=trial, gpus=gpus, met=met, estimate_rps=raced.estimate_rps
                 )
             begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)
-        return pace_of(runs, self.options, begin_rps, trial=trial, gpus=gpus, first_seed=first_seed)
+        own_pace = pace_of(
+            runs, self.options, begin_rps, trial=trial, gpus=gpus, first_seed=first_seed
+        )
+        if own_pace is None or pace is None or raced.estimate_rps <= pace.estimate_rps:
+            return own_pace
+        # On the same requests it was better, whatever others say.
+        least_rps = (1 + _WORTH) * pace.estimate_rps
+        return replace(own_pace, estimate_rps=max(own_pace.estimate_rps, least_rps))
 
     def capacity(
         self, runs: Runs, near_rps: float | None = None, most_requests: int | None = None

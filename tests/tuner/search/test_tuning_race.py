@@ -6,10 +6,20 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from slo_bench import Experiment
 from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
-from slo_bench.tuner.search.evaluate_configuration import PruningThreshold, pace_of, race
+from slo_bench.tuner.search.evaluate_configuration import (
+    RACE_SEEDS,
+    ConfigurationEvaluator,
+    PruningThreshold,
+    pace_of,
+    race,
+)
+from slo_bench.tuner.search.runs import Servers
+from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.study_results import rivals_pace, rows_of
+from slo_bench.tuner.search.tuning_run import prepared
 
 BATCHES = 20
 TARGET = 0.9
@@ -58,6 +68,11 @@ def pace():
 
 def raced(runner, pace):
     return race(runner, pace, target=TARGET, first_seed=77)
+
+
+def met_by(runner, pace, *, first_seed):
+    runs = [runner.run(pace.rate_rps, first_seed + k, n) for k, n in enumerate(pace.requests)]
+    return tuple(run.batch_met for run in runs)
 
 
 @pytest.mark.parametrize("start_rps", [0.05, 3.9, 400.0])
@@ -147,6 +162,34 @@ def test_race_keeps_a_better_configuration(pace):
     outcome = raced(Formula(4.4), pace)
     assert not outcome.lost
     assert outcome.estimate_rps == pytest.approx(4.4, rel=0.1)
+
+
+def test_race_against_a_leader_as_far_above_the_target_is_no_win(pace):
+    runner = Formula(4.4)
+    equal = dataclasses.replace(pace, met=met_by(runner, pace, first_seed=77))
+    assert raced(runner, equal).lost
+
+
+class BetterInTheRace(Formula):
+    """Its runs at other rates are less lucky than those at the leader's."""
+
+    def run(self, rate_rps, seed, requests):
+        self.capacity_rps = 4.6 if rate_rps == self.pace.rate_rps else 3.6
+        return super().run(rate_rps, seed, requests)
+
+
+def test_who_wins_a_race_leads_whatever_its_climb_says(pace, tmp_path):
+    tuning = prepared(Experiment(systems="sarathi"), TuneSettings())
+    evaluator = ConfigurationEvaluator(
+        tuning.experiment, tuning.space, tuning.aim, 0.05, tmp_path, Servers(tmp_path)
+    )
+    runner = BetterInTheRace(4.6)
+    runner.pace, runner.spec = pace, evaluator.runs_of({}).spec
+    pace = dataclasses.replace(pace, met=met_by(Formula(4.0), pace, first_seed=RACE_SEEDS))
+    leader = evaluator._raced(runner, pace, trial=4, gpus=1)
+    assert leader.trial == 4
+    assert leader.rate_rps < pace.rate_rps
+    assert leader.estimate_rps == pytest.approx(1.01 * pace.estimate_rps)
 
 
 def test_race_drops_an_equal_configuration_early(pace):
