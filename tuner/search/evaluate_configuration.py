@@ -65,7 +65,6 @@ class PruningThreshold:
     leader's capacity.
     """
 
-    trial: int
     rate_rps: float
     estimate_rps: float
     slope: float
@@ -100,7 +99,6 @@ def pace_of(
     options: SearchOptions,
     start_rps: float,
     *,
-    trial: int,
     gpus: int,
     first_seed: int,
 ) -> PruningThreshold | None:
@@ -133,7 +131,7 @@ def pace_of(
         return None
     met = tuple(run.batch_met for run in runs)
     estimate_rps = _moved(rate_rps, away / slope)
-    return PruningThreshold(trial, rate_rps, estimate_rps, slope, gpus, met, requests)
+    return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)
 
 
 def _climbed(
@@ -355,7 +353,6 @@ class ConfigurationEvaluator:
         self,
         runs: Runs,
         *,
-        trial: int = 0,
         pace: PruningThreshold | None = None,
         prove: bool = True,
         near_rps: float | None = None,
@@ -368,7 +365,6 @@ class ConfigurationEvaluator:
 
         Args:
             runs: of the configuration.
-            trial: its number.
             pace: the leader, which it must beat; None: there is none yet.
             prove: search its capacity, where a race is enough to compare it.
             near_rps: an estimate of its capacity, where that search begins.
@@ -388,7 +384,7 @@ class ConfigurationEvaluator:
         if self.aim.must_attain and fewest_gpus is not None and gpus >= fewest_gpus:
             return ConfigurationResult(self._values(values), lost=True, figures=figures)
         if self.aim.searches_capacity:
-            raced = None if prove else self._raced(runs, pace, trial=trial, gpus=gpus)
+            raced = None if prove else self._raced(runs, pace, gpus)
             if raced is None:
                 search = self.capacity(runs, near_rps, most_requests)
                 capacity = search.capacities[0]
@@ -428,7 +424,7 @@ class ConfigurationEvaluator:
         return tuple(by_name.get(name, math.nan) for name in self.aim.names)
 
     def _raced(
-        self, runs: Runs, pace: PruningThreshold | None, *, trial: int, gpus: int
+        self, runs: Runs, pace: PruningThreshold | None, gpus: int
     ) -> RaceResult | PruningThreshold | None:
         """The race that it lost, or the threshold that it sets; None: a search must decide."""
         if source(runs.spec.workload).has_arrivals:
@@ -442,13 +438,9 @@ class ConfigurationEvaluator:
                 return raced
             if len(raced.runs) == len(pace.requests):
                 met = tuple(run.batch_met for run in raced.runs)
-                return replace(
-                    pace, trial=trial, gpus=gpus, met=met, estimate_rps=raced.estimate_rps
-                )
+                return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)
             begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)
-        own_pace = pace_of(
-            runs, self.options, begin_rps, trial=trial, gpus=gpus, first_seed=first_seed
-        )
+        own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
         if own_pace is None or pace is None or raced.estimate_rps <= pace.estimate_rps:
             return own_pace
         # On the same requests it was better, whatever others say.

@@ -190,7 +190,6 @@ class StudyWorker:
         try:
             worth = self.evaluation.worth(
                 runs,
-                trial=trial.number,
                 pace=self._pace(trials, gpus),
                 prove=near_rps is not None or not self._races,
                 near_rps=near_rps,

@@ -55,7 +55,7 @@ class Formula:
 def pace_at(capacity_rps, start_rps=2.0, **options):
     search_options = SearchOptions(targets=(TARGET,), requests=2000, **options)
     runner = Formula(capacity_rps)
-    return pace_of(runner, search_options, start_rps, trial=3, gpus=1, first_seed=77), runner
+    return pace_of(runner, search_options, start_rps, gpus=1, first_seed=77), runner
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_pace_is_found_from_any_start_for_a_few_runs(start_rps):
 def test_no_pace_where_no_rate_fails_or_the_client_is_late(valid):
     runner = Formula(4.0 if not valid else 1e9, valid=valid)
     options = SearchOptions(targets=(TARGET,), requests=2000)
-    assert pace_of(runner, options, 2.0, trial=3, gpus=1, first_seed=77) is None
+    assert pace_of(runner, options, 2.0, gpus=1, first_seed=77) is None
 
 
 class Patient(Formula):
@@ -104,7 +104,7 @@ class Patient(Formula):
 
 def test_climb_is_not_misled_by_runs_too_short_to_miss_an_slo():
     options = SearchOptions(targets=(TARGET,), requests=200)
-    pace = pace_of(Patient(4.0), options, 20.0, trial=3, gpus=1, first_seed=77)
+    pace = pace_of(Patient(4.0), options, 20.0, gpus=1, first_seed=77)
     assert pace is not None
     assert pace.estimate_rps == pytest.approx(4.0, rel=0.05)
 
@@ -186,8 +186,7 @@ def test_who_wins_a_race_leads_whatever_its_climb_says(pace, tmp_path):
     runner = BetterInTheRace(4.6)
     runner.pace, runner.spec = pace, evaluator.runs_of({}).spec
     pace = dataclasses.replace(pace, met=met_by(Formula(4.0), pace, first_seed=RACE_SEEDS))
-    leader = evaluator._raced(runner, pace, trial=4, gpus=1)
-    assert leader.trial == 4
+    leader = evaluator._raced(runner, pace, 1)
     assert leader.rate_rps < pace.rate_rps
     assert leader.estimate_rps == pytest.approx(1.01 * pace.estimate_rps)
 
@@ -220,7 +219,7 @@ def ended_trial(number, key, attrs, pace=None):
 
 @pytest.mark.parametrize("reason", ["failed", "infeasible"])
 def test_leader_whose_search_fails_sets_no_pace(pace, reason):
-    better = dataclasses.replace(pace, trial=1, estimate_rps=2 * pace.estimate_rps)
+    better = dataclasses.replace(pace, estimate_rps=2 * pace.estimate_rps)
     trials = [ended_trial(0, "a", {}, pace), ended_trial(1, "b", {}, better)]
     assert rivals_pace(trials, gpus=1) == better
     trials.append(ended_trial(2, "b:proved", {"proof": True, reason: "out of memory"}))
