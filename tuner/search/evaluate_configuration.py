@@ -51,7 +51,7 @@ _OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
 _WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
-_HOPELESS_LOGITS = 3.0  # below it, where it says nothing
+_LOST_LOGITS = 3.0  # below it, where a slope says nothing either
 _WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
@@ -125,10 +125,8 @@ def pace_of(
             return None
         away = _from_target(runs, target)
         if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
-            move = min(max(away / slope, -widest), widest)
+            move = min(max(away / slope, -widest), widest) if away > -_LOST_LOGITS else -widest
             rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
-    if away < -_HOPELESS_LOGITS:  # others would miss there like it
-        return None
     met = tuple(run.batch_met for run in runs)
     estimate_rps = _moved(rate_rps, away / slope)
     return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)
@@ -187,7 +185,8 @@ def race(
         runs.append(run)
         if _lost(runs, pace, last=place == len(pace.requests) - 1):
             return _outcome(runs, pace, lost=True)
-        if min(_from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS:
+        far_ahead = min(_from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS
+        if far_ahead and len(runs) > 1:  # the first run starts empty, and flatters
             break
     return _outcome(runs, pace, lost=False)
 

@@ -193,7 +193,7 @@ class StudyWorker:
                 pace=self._pace(trials, gpus),
                 prove=near_rps is not None or not self._races,
                 near_rps=near_rps,
-                most_requests=None if near_rps is None else self._left(trials),
+                most_requests=self._left(trials) if self._races else None,
                 fewest_gpus=self._fewest_gpus(trials),
                 report=self._reporter(trial),
             )
