@@ -435,7 +435,8 @@ class ConfigurationEvaluator:
             raced = race(runs, pace, target=self.aim.target, first_seed=first_seed)
             if raced.lost:
                 return raced
-            if len(raced.runs) == len(pace.requests):
+            far = _from_target(raced.runs, self.aim.target) > _FAR_LOGITS
+            if len(raced.runs) == len(pace.requests) and not far:
                 met = tuple(run.batch_met for run in raced.runs)
                 return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)
             begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)

@@ -178,17 +178,30 @@ class BetterInTheRace(Formula):
         return super().run(rate_rps, seed, requests)
 
 
-def test_who_wins_a_race_leads_whatever_its_climb_says(pace, tmp_path):
+def winner(runner, pace, leader, folder):
+    """The pace of `runner` after it has won against `leader`."""
     tuning = prepared(Experiment(systems="sarathi"), TuneSettings())
     evaluator = ConfigurationEvaluator(
-        tuning.experiment, tuning.space, tuning.aim, 0.05, tmp_path, Servers(tmp_path)
+        tuning.experiment, tuning.space, tuning.aim, 0.05, folder, Servers(folder)
     )
+    runner.spec = evaluator.runs_of({}).spec
+    pace = dataclasses.replace(pace, met=met_by(leader, pace, first_seed=RACE_SEEDS))
+    return evaluator._raced(runner, pace, 1)
+
+
+def test_who_wins_a_race_leads_whatever_its_climb_says(pace, tmp_path):
     runner = BetterInTheRace(4.6)
-    runner.pace, runner.spec = pace, evaluator.runs_of({}).spec
-    pace = dataclasses.replace(pace, met=met_by(Formula(4.0), pace, first_seed=RACE_SEEDS))
-    leader = evaluator._raced(runner, pace, 1)
+    runner.pace = pace
+    leader = winner(runner, pace, Formula(4.0), tmp_path)
     assert leader.rate_rps < pace.rate_rps
     assert leader.estimate_rps == pytest.approx(1.01 * pace.estimate_rps)
+
+
+@pytest.mark.parametrize(("of_before", "climbs"), [(4.0, False), (4.4, True)])
+def test_winner_climbs_where_the_rate_says_little(pace, tmp_path, of_before, climbs):
+    leader = winner(Formula(1.03 * of_before), pace, Formula(of_before), tmp_path)
+    assert (leader.rate_rps > pace.rate_rps) is climbs
+    assert leader.estimate_rps > pace.estimate_rps
 
 
 def test_race_drops_an_equal_configuration_early(pace):
