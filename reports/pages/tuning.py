@@ -168,7 +168,7 @@ def _figures(tuning: Plain, row: Plain) -> list[str]:
 def _trial_name(row: Plain) -> str:
     """Number of a trial; whether it is the default, and its values are estimates."""
     estimated = ", estimated" * (row["state"] == "lost")
-    return f"{row['number']}" + f" (default{estimated})" * row["default"]
+    return f"{row['number']} (default{estimated})" if row["default"] else str(row["number"])
 
 
 def _best_table(tuning: Plain) -> Screen:
