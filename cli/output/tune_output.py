@@ -115,7 +115,8 @@ def _display(
             if progress.best:
                 best = progress.best[0]
                 values = ", ".join(f"{value:.4g}" for value in best.values or ())
-                line += f" · best {values} (trial {best.number})"
+                about = "about " if best.state == "lost" else ""
+                line += f" · best {about}{values} (trial {best.number})"
             change(completed=progress.trials, total=progress.of_trials, description=line)
 
         def confirming(done: int, total: int) -> None:

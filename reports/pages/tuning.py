@@ -165,12 +165,18 @@ def _figures(tuning: Plain, row: Plain) -> list[str]:
     return [value_text(o, v) for o, v in zip(tuning["objectives"], values, strict=True)]
 
 
+def _trial_name(row: Plain) -> str:
+    """Number of a trial; whether it is the default, and its values are estimates."""
+    estimated = ", estimated" * (row["state"] == "lost")
+    return f"{row['number']} (default{estimated})" if row["default"] else str(row["number"])
+
+
 def _best_table(tuning: Plain) -> Screen:
     best = [row for row in tuning["trials"] if row["number"] in tuning["best"]]
     default = [row for row in tuning["trials"] if row["default"] and row not in best]
     rows = [
         (
-            f"{row['number']}{' (default)' if row['default'] else ''}",
+            _trial_name(row),
             *_figures(tuning, row),
             ", ".join(f"{k} {parameter_text(v)}" for k, v in row["configuration"].items()),
         )
@@ -294,7 +300,7 @@ def result_sentence(tuning: Plain) -> str:
     shown = [row for row in tuning["trials"] if row["number"] in tuning["best"] or row["default"]]
     labels = [objective.label for objective in objectives_of(tuning)]
     parts = [
-        f"trial {row['number']}{' (default)' * row['default']}: "
+        f"trial {_trial_name(row)}: "
         + ", ".join(f"{k} {v}" for k, v in zip(labels, _figures(tuning, row), strict=True))
         for row in shown
     ]

@@ -245,3 +245,10 @@ def test_tuning_page_begins_with_its_result(tuning, tmp_path):
     assert "Capacity, req/s on sharegpt 2 with default; capacity, req/s on sharegpt 2.8" in answer
     unconfirmed = result_sentence({**tuning, "confirmed": []})
     assert unconfirmed.startswith("Not confirmed on fresh seeds. trial 0 (default): capacity")
+
+
+def test_default_that_was_only_raced_is_shown_as_an_estimate(tuning):
+    tuning["trials"][0]["state"] = "lost"
+    console = Console(width=100, file=io.StringIO())
+    console.print(tuning_text(tuning))
+    assert "0 (default, estimated)" in console.file.getvalue()

@@ -29,7 +29,7 @@ from .search_options import (
 
 _WIDEST_BRACKET = 1.25
 _ALIKE = 1.25  # times the rate, within which levels share a control variate's coefficient
-_FARTHEST = 2.0**14  # from the first rate
+FARTHEST = 2.0**14  # from the first rate
 _LEAST_HORIZONS = 2 * SETTLED_HORIZONS  # of the SLO, that a long run lasts
 _LONGER = 4  # times, where a run was too short for a verdict
 _CONFIRMATIONS = 3  # of the interval's low end
@@ -38,7 +38,6 @@ _LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
 _RESOLUTION = 0.001  # an attainment within ±0.1 % is precise enough
 _LENGTHEN = 4  # times what the longest run was, at most
-_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
 _LEAST_LAST = 0.5  # times the least run: a run in the time that is left
@@ -265,21 +264,14 @@ class _Search:
             min(apart * estimate.dispersion, _LENGTHEN * longest),
         )
         whole = self._options.shares_of or self._budget(rate_rps)
-        if whole.requests is not None:
-            needed = min(needed, whole.requests / _LEAST_SHARES)
-        if whole.time_s is not None:
-            needed = min(needed, whole.time_s / _LEAST_SHARES * rate_rps)
+        needed = min(needed, whole.longest_run(rate_rps))
         return max(self._options.requests, math.ceil(max(needed, lasting(_LEAST_HORIZONS))))
 
     def _bracketing_limit(self, rate_rps: float) -> float:
         """Most requests in a run that only brackets: a share of the budget."""
         budget = self._options.shares_of or self._budget(rate_rps)
-        limit = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
-        if budget.time_s is not None:
-            limit = min(limit, budget.time_s / _LEAST_SHARES * rate_rps)
-        return min(
-            max(limit, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
-        )
+        least, most = 2 * _LONGER * self._options.requests, _LONGER**2 * self._options.requests
+        return min(max(budget.longest_run(rate_rps), least), most)
 
     def _budget(self, rate_rps: float) -> Budget:
         """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
@@ -370,7 +362,7 @@ class _Search:
         while (level := self._known[rate_rps]).counted and any(
             level.passes(target) is None for target in self._options.targets
         ):
-            settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
+            settled = sample.requests_to_settle
             if settled <= requests and 2 * requests > self._bracketing_limit(rate_rps):
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)
@@ -404,8 +396,8 @@ class _Search:
         else:
             return False
         self._step = min(2.0, self._step**2)
-        low = max(options.low_rps, self._start_rps / _FARTHEST)
-        high = min(self._highest_rps, self._start_rps * _FARTHEST)
+        low = max(options.low_rps, self._start_rps / FARTHEST)
+        high = min(self._highest_rps, self._start_rps * FARTHEST)
         rate = three_digits(min(max(rate, low), high))
         if rate in self._known:
             return False

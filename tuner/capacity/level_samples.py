@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Protocol
 
-from ...harness.results.stationarity import RunBatches
+from ...harness.results.stationarity import RunBatches, requests_in
 from ...workloads.errors import SloBenchError
 
 
@@ -41,6 +41,11 @@ class LevelSample(RunBatches):
     def valid(self) -> bool:
         """Whether anything can be concluded: not where the client was late."""
         return self.invalid_because is None
+
+    @property
+    def requests_to_settle(self) -> int:
+        """Requests of a run at this rate that can be taken for the long run."""
+        return requests_in(1.05 * self.settle_s, self.rate_rps, self.horizon_s)
 
 
 def faults_of(samples: Sequence[LevelSample]) -> dict[str, Any]:

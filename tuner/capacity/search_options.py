@@ -18,6 +18,7 @@ from .curve import CapacityLevel
 from .level_samples import LevelSample
 
 _IN_REAL_TIME = 0.5  # of the time of its arrivals, that a run on a server takes at least
+_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
 
 
@@ -44,6 +45,15 @@ class Budget:
             return self
         longer_s = min(self.horizons * horizon_s, usual.REAL_MOST_S)
         return replace(self, time_s=max(self.time_s, longer_s))
+
+    def most_requests(self, rate_rps: float) -> float:
+        """Requests at `rate_rps` for which the whole budget suffices."""
+        requests = math.inf if self.requests is None else self.requests
+        return min(requests, math.inf if self.time_s is None else self.time_s * rate_rps)
+
+    def longest_run(self, rate_rps: float) -> float:
+        """Most requests of a run at `rate_rps`: a small share of the budget."""
+        return self.most_requests(rate_rps) / _LEAST_SHARES
 
 
 def requests_of_a_run(experiment: ExperimentSchema) -> int:

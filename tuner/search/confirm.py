@@ -29,7 +29,7 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.curve import student_t
-from .evaluate_configuration import ConfigurationEvaluator, RaceResult, drifting_after_s
+from .evaluate_configuration import ConfigurationEvaluator, drifting_after_s
 from .runs import Runs, Servers
 from .settings import CAPACITY, COST, Aim, TuningObjective, tuning_objectives
 from .space import Configuration
@@ -169,9 +169,7 @@ def _figures(
     intervals: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
     after_s = None
     if aim.searches_capacity:
-        search = evaluation.capacity(runs, None)
-        assert not isinstance(search, RaceResult)
-        capacity = search.capacities[0]
+        capacity = evaluation.capacity(runs).capacities[0]
         high_rps = finite(capacity.high_rps)
         intervals[CAPACITY] = capacity.capacity_rps, capacity.low_rps, high_rps
     if aim.measures_level:

@@ -1,11 +1,14 @@
 """Evaluates a configuration: its objectives, with as few requests as other trials allow.
 
-A race, short runs at the best configuration's capacity, decides whether to search another's. At its
-capacity, the best configuration has just the target's share of requests in SLO. A configuration
-with more capacity has a larger share there. Both serve the same requests (same rate, same seed), so
-batch-by-batch differences come from the configuration, and most configurations are pruned after the
-first, shortest run. A short run that starts empty has a bias besides its scatter, so the threshold
-after one run is higher.
+The first configuration climbs: short runs find about where its attainment falls to the target.
+Every other one makes the same runs there (same rate, same seeds), so that differences from batch to
+batch come from the configuration, and is out as soon as it is hardly better by a per cent. Whoever
+wins such a race leads from then on, with the runs that it has. Only who leads in the end is
+searched for its capacity (`prove`), because the search of one takes as many requests as the races
+of dozens.
+
+All of a race have the same arrivals, so the control variate of `capacity` is about the same for
+all, and correcting by it would change no difference.
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec, 
 from ...harness.experiments.execution.experiment_plan import plan
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, backend_of
-from ...harness.results.stationarity import backlog_growth, grows, stationary
+from ...harness.results.stationarity import backlog_growth, grows, requests_in, stationary
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.capacity_cells import Ended, without_length
 from ..capacity.capacity_options import CapacityOptions
-from ..capacity.capacity_search import SearchProgress
+from ..capacity.capacity_search import FARTHEST, three_digits
 from ..capacity.folder import search_cell, start_rps
 from ..capacity.level_samples import LevelRunner, LevelSample
 from ..capacity.search_options import (
+    Budget,
     CapacitySearch,
     SearchOptions,
     requests_of_a_run,
@@ -41,19 +45,29 @@ from .runs import InfeasibleError, Run, Runs, Servers
 from .settings import CAPACITY, COST, Aim
 from .space import Configuration, Space, key_of
 
-LADDER = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of a run of the best one's search
+LADDER = (1 / 8, 1 / 4, 1 / 2)  # of a run of a search; the lengths of a race's runs
 LEAST_REQUESTS = 200  # in a run
-_OUT_SIGMAS = (4.0, 3.0, 2.0)  # after each run but the last, in standard errors
+_OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
+_WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
+_FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
+_LOST_LOGITS = 3.0  # below it, where a slope says nothing either
+_WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
+_NARROW = 1.25  # times, between rates that pass and fail
+_SLOPES = (2.0, 60.0)  # the range of a slope
 
 
 @dataclass(frozen=True)
 class PruningThreshold:
-    """The best configuration's capacity, and how many requests met their SLO in each run there."""
+    """The leader of the races: the rate of its runs, and how many requests met their SLO in each.
 
-    trial: int
+    `slope`: logits of attainment that are lost with an e-fold of rate. `estimate_rps`: about the
+    leader's capacity.
+    """
+
     rate_rps: float
-    slope: float  # logits of attainment that are lost with an e-fold of rate
+    estimate_rps: float
+    slope: float
     gpus: int
     met: tuple[tuple[float, ...], ...]  # by run and batch
     requests: tuple[int, ...]  # in each run
@@ -67,75 +81,169 @@ class PruningThreshold:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Result of a race: whether it was lost, and the estimated capacity."""
+    """Result of a race: whether it was lost, the estimated capacity, and what was run for it."""
 
     lost: bool
     estimate_rps: float
-    requests: int
-    attainment: float
+    runs: tuple[LevelSample, ...]
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests in SLO; NaN without a run."""
+        counted = sum(run.counted for run in self.runs)
+        return sum(run.met for run in self.runs) / counted if counted else math.nan
 
 
 def pace_of(
-    runner: LevelRunner, search: CapacitySearch, *, trial: int, gpus: int, first_seed: int
+    runner: LevelRunner,
+    options: SearchOptions,
+    start_rps: float,
+    *,
+    gpus: int,
+    first_seed: int,
 ) -> PruningThreshold | None:
-    """The threshold that a searched configuration sets for others; None if it found no crossing."""
-    capacity = search.capacities[0]
-    if not capacity.capacity_rps or not math.isfinite(capacity.slope):
+    """The threshold that a configuration sets for others; None if no rate is near the target, or
+    the client was late.
+    """
+    (target,) = options.targets
+    climbed = _climbed(runner, options, start_rps, first_seed)
+    if climbed is None:
         return None
-    rate_rps = capacity.capacity_rps
-    longest = max(run.requests for level in search.levels for run in level.samples)
+    rate_rps, slope, sample = climbed
+    longest = requests_in(
+        options.most_horizons * max(sample.horizon_s, sample.stay_s), rate_rps, sample.horizon_s
+    )
+    budget = options.budget.extended(sample.horizon_s, rate_rps)
+    longest = max(options.requests, int(min(longest, budget.longest_run(rate_rps))))
     requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
-    runs = [runner.run(rate_rps, first_seed + k, n) for k, n in enumerate(requests)]
-    if not all(run.valid for run in runs):
-        return None
+    runs: list[LevelSample] = []
+    widest = _WIDEST_MOVE  # halved at each move, so that moves end
+    while len(runs) < len(requests):
+        place = len(runs)
+        runs.append(runner.run(rate_rps, first_seed + place, requests[place]))
+        if not runs[-1].valid:
+            return None
+        away = _from_target(runs, target)
+        if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
+            move = min(max(away / slope, -widest), widest) if away > -_LOST_LOGITS else -widest
+            rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
     met = tuple(run.batch_met for run in runs)
-    return PruningThreshold(trial, rate_rps, capacity.slope, gpus, met, requests)
+    estimate_rps = _moved(rate_rps, away / slope)
+    return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)
 
 
-def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> RaceResult:
-    """Run at the threshold's rate until the race is lost, or the last run is done."""
+def _climbed(
+    runner: LevelRunner, options: SearchOptions, start_rps: float, seed: int
+) -> tuple[float, float, LevelSample] | None:
+    """The rate at which runs of the same requests fall to the target, about, the slope of their
+    logits there, and a run that passes; None: none was found, or a run takes a whole budget.
+    """
+    (target,), requests, budget = options.targets, options.requests, Budget(None)
+    passing: tuple[float, float, LevelSample] | None = None
+    failing: tuple[float, float] | None = None
+    rate_rps = start_rps
+    while start_rps / FARTHEST <= rate_rps <= start_rps * FARTHEST and (
+        passing is not None or requests <= budget.most_requests(rate_rps)
+    ):
+        rate_rps = three_digits(rate_rps)
+        run = runner.run(rate_rps, seed, requests)
+        budget = options.budget.extended(run.horizon_s, rate_rps)
+        if run.valid and not run.settled and _from_target([run], target) >= 0:
+            # A system that is overloaded may not have missed an SLO yet.
+            longest = max(requests, int(budget.longest_run(rate_rps)))
+            run = runner.run(rate_rps, seed, min(run.requests_to_settle, longest))
+        if not run.valid:
+            return None
+        away = _from_target([run], target)
+        if away >= 0:
+            passing = rate_rps, away, run
+        else:
+            failing = rate_rps, away
+        if passing is None or failing is None:
+            rate_rps = rate_rps / 2 if passing is None else 2 * rate_rps
+        elif failing[0] > _NARROW * passing[0]:
+            rate_rps = math.sqrt(passing[0] * failing[0])
+        else:
+            slope = (passing[1] - failing[1]) / math.log(failing[0] / passing[0])
+            crossing_rps = passing[0] * math.exp(passing[1] / slope)
+            slope = min(max(slope, _SLOPES[0]), _SLOPES[1])
+            return three_digits(crossing_rps), slope, passing[2]
+    return None
+
+
+def race(
+    runner: LevelRunner, pace: PruningThreshold, *, target: float, first_seed: int
+) -> RaceResult:
+    """Run at the threshold's rate until the race is lost, the rate is far too low, or the last run
+    is done.
+    """
     runs: list[LevelSample] = []
     for place, requests in enumerate(pace.requests):
         run = runner.run(pace.rate_rps, first_seed + place, requests)
         if not run.valid:
             break  # inconclusive: a search must decide
         runs.append(run)
-        last = place == len(pace.requests) - 1
-        if _lost(runs, pace.met, last=last):
+        if _lost(runs, pace, last=place == len(pace.requests) - 1):
             return _outcome(runs, pace, lost=True)
+        far_ahead = min(_from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS
+        if far_ahead and len(runs) > 1:  # the first run starts empty, and flatters
+            break
     return _outcome(runs, pace, lost=False)
 
 
-def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[float]], *, last: bool) -> bool:
-    """Whether clearly fewer requests meet their SLO than with the best configuration."""
+def _lost(runs: Sequence[LevelSample], pace: PruningThreshold, *, last: bool) -> bool:
+    """Whether fewer requests meet their SLO than with the leader, or hardly more."""
     gained = np.concatenate(
-        [np.subtract(run.batch_met, best) for run, best in zip(runs, met, strict=False)]
+        [np.subtract(run.batch_met, best) for run, best in zip(runs, pace.met, strict=False)]
     ).astype(float)
     total = float(gained.sum())
     if grows(runs) and total <= 0:
         return True
-    if last or (len(runs) > 1 and not gained.any()):  # the same all along: it makes no difference
-        return total <= 0
+    if last or not gained.any():  # the very same twice: it makes no difference
+        return total <= 0 and len(runs) > 1
     error = float(gained.std(ddof=1)) * math.sqrt(len(gained))
-    return total < -_OUT_SIGMAS[len(runs) - 1] * error
+    counted = sum(run.counted for run in runs)
+    share = _leaders(runs, pace) / counted
+    worth = _WORTH * pace.slope * share * (1 - share) * counted
+    return total - worth < -_OUT_SIGMAS[len(runs) - 1] * error
+
+
+def _leaders(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
+    """Requests of the leader that met their SLO in as many runs."""
+    return sum(sum(batches) for batches in pace.met[: len(runs)])
+
+
+def _ahead(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
+    """Logits by which the attainment of runs is above the leader's."""
+    counted = sum(run.counted for run in runs)
+    return _logit(sum(run.met for run in runs), counted) - _logit(_leaders(runs, pace), counted)
 
 
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
-    """Estimate the capacity with the best configuration's slope of attainment over the rate.
+    """Estimate the capacity with the leader's slope of attainment over the rate.
 
     A loser whose backlog grows without end carries no more than the rate at which requests left.
     """
     if not runs:
-        return RaceResult(lost, pace.rate_rps, 0, math.nan)
-    counted = sum(run.counted for run in runs)
-    run_met = sum(run.met for run in runs)
-    best = sum(sum(batches) for batches in pace.met[: len(runs)])
-    away = (_logit(run_met, counted) - _logit(best, counted)) / max(pace.slope, 0.1)
-    estimate = pace.rate_rps * math.exp(min(max(away, -math.log(_FARTHEST)), math.log(_FARTHEST)))
+        return RaceResult(lost, pace.estimate_rps, ())
+    estimate_rps = _moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
-        estimate = min(estimate, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
-    return RaceResult(lost, estimate, sum(run.requests for run in runs), run_met / counted)
+        most_rps = min(pace.estimate_rps, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
+        estimate_rps = min(estimate_rps, most_rps)
+    return RaceResult(lost, estimate_rps, tuple(runs))
+
+
+def _moved(rate_rps: float, log_factor: float) -> float:
+    """The rate times e to the `log_factor`, which is limited."""
+    farthest = math.log(_FARTHEST)
+    return rate_rps * math.exp(min(max(log_factor, -farthest), farthest))
+
+
+def _from_target(runs: Sequence[LevelSample], target: float) -> float:
+    """Logits by which the attainment of runs is above the target."""
+    met, counted = sum(run.met for run in runs), sum(run.counted for run in runs)
+    return _logit(met, counted) - math.log(target / (1 - target))
 
 
 def _logit(met: float, counted: int) -> float:
@@ -144,6 +252,7 @@ def _logit(met: float, counted: int) -> float:
 
 
 _MORE_TRIES = 2
+LEAST_RUNS = 10  # of a capacity search for which few requests are left
 _ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
 _ALONE_REQUESTS = 200
 DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
@@ -155,8 +264,9 @@ RACE_SEEDS = 500_000  # away from those of searches
 class ConfigurationResult:
     """Result of an evaluation. `values` are those of the objectives, in order.
 
-    `lost`: it was pruned by a race, and a capacity among the values is an estimate. `missed`:
-    target share in SLO minus measured share, for objectives with a required attainment.
+    `lost`: it was pruned by a race, and a capacity among the values is an estimate; so it is where
+    it leads with a `pace` for others. `missed`: target share in SLO minus measured share, for
+    objectives with a required attainment.
     """
 
     values: tuple[float, ...]
@@ -242,18 +352,22 @@ class ConfigurationEvaluator:
         self,
         runs: Runs,
         *,
-        trial: int = 0,
         pace: PruningThreshold | None = None,
+        prove: bool = True,
+        near_rps: float | None = None,
+        most_requests: int | None = None,
         fewest_gpus: int | None = None,
         report: Callable[[int, float], bool] = lambda step, value: False,
     ) -> ConfigurationResult:
-        """Evaluate a configuration: race, capacity search and runs under the load, as the
+        """Evaluate a configuration: race or capacity search, and runs under the load, as the
         objectives need.
 
         Args:
             runs: of the configuration.
-            trial: its number.
-            pace: the best configuration's result, which it must beat; None: there is none yet.
+            pace: the leader, which it must beat; None: there is none yet.
+            prove: search its capacity, where a race is enough to compare it.
+            near_rps: an estimate of its capacity, where that search begins.
+            most_requests: of that search; None: as many as it needs.
             fewest_gpus: GPUs of a configuration that already carries the load (objective cost
                 alone).
             report: receives (step, value of the only objective); returns True to prune.
@@ -269,17 +383,9 @@ class ConfigurationEvaluator:
         if self.aim.must_attain and fewest_gpus is not None and gpus >= fewest_gpus:
             return ConfigurationResult(self._values(values), lost=True, figures=figures)
         if self.aim.searches_capacity:
-            search = self.capacity(runs, pace)
-            if isinstance(search, RaceResult):
-                values[CAPACITY], lost = search.estimate_rps, True
-                assert pace is not None
-                figures |= {
-                    "raced_at_rps": pace.rate_rps,
-                    "raced_attainment": search.attainment,
-                    "raced_requests": search.requests,
-                }
-                report(search.requests, search.estimate_rps)
-            else:
+            raced = None if prove else self._raced(runs, pace, gpus)
+            if raced is None:
+                search = self.capacity(runs, near_rps, most_requests)
                 capacity = search.capacities[0]
                 values[CAPACITY] = (
                     capacity.low_rps if capacity.capacity_rps is None else capacity.capacity_rps
@@ -291,9 +397,18 @@ class ConfigurationEvaluator:
                     "outcome": capacity.outcome.value,
                     "stopped": search.stopped,
                 }
-                if pace is None or (capacity.capacity_rps or 0.0) > pace.rate_rps:
-                    first = self.options.first_seed + RACE_SEEDS
-                    own_pace = pace_of(runs, search, trial=trial, gpus=gpus, first_seed=first)
+            elif isinstance(raced, RaceResult):
+                values[CAPACITY], lost = raced.estimate_rps, True
+                assert pace is not None
+                raced_requests = sum(run.requests for run in raced.runs)
+                figures |= {
+                    "raced_at_rps": pace.rate_rps,
+                    "raced_attainment": raced.attainment,
+                    "raced_requests": raced_requests,
+                }
+                report(raced_requests, raced.estimate_rps)
+            else:
+                values[CAPACITY], own_pace = raced.estimate_rps, raced
         missed = 0.0
         if self.aim.measures_level:
             level, stopped = self._level(runs, report)
@@ -307,31 +422,59 @@ class ConfigurationEvaluator:
     def _values(self, by_name: Mapping[str, float]) -> tuple[float, ...]:
         return tuple(by_name.get(name, math.nan) for name in self.aim.names)
 
-    def capacity(self, runs: Runs, pace: PruningThreshold | None) -> CapacitySearch | RaceResult:
-        """The capacity search of a configuration, or the race that it lost."""
-        near: Sequence[float] = ()
-        if pace is not None:
-            raced = race(runs, pace, first_seed=self.options.first_seed + RACE_SEEDS)
+    def _raced(
+        self, runs: Runs, pace: PruningThreshold | None, gpus: int
+    ) -> RaceResult | PruningThreshold | None:
+        """The race that it lost, or the threshold that it sets; None: a search must decide."""
+        if source(runs.spec.workload).has_arrivals:
+            return None
+        first_seed = self.options.first_seed + RACE_SEEDS
+        if pace is None:
+            begin_rps = start_rps(self.experiment, runs.spec, runs)
+        else:
+            raced = race(runs, pace, target=self.aim.target, first_seed=first_seed)
             if raced.lost:
                 return raced
-            near = (min(raced.estimate_rps, 2 * pace.rate_rps),)
+            far = _from_target(raced.runs, self.aim.target) > _FAR_LOGITS
+            if len(raced.runs) == len(pace.requests) and not far:
+                met = tuple(run.batch_met for run in raced.runs)
+                return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)
+            begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)
+        own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
+        if own_pace is None or pace is None or raced.estimate_rps <= pace.estimate_rps:
+            return own_pace
+        # On the same requests it was better, whatever others say.
+        least_rps = (1 + _WORTH) * pace.estimate_rps
+        return replace(own_pace, estimate_rps=max(own_pace.estimate_rps, least_rps))
 
-        def watch(progress: SearchProgress) -> None:
-            """Stop the search when its interval lies below the best capacity."""
-            (crossing,) = progress.crossings
-            if pace is not None and crossing is not None and crossing.high_rps < pace.rate_rps:
-                estimate = min(crossing.rate_rps, pace.rate_rps)
-                raise _OvertakenError(RaceResult(True, estimate, progress.requests_spent, math.nan))
+    def capacity(
+        self, runs: Runs, near_rps: float | None = None, most_requests: int | None = None
+    ) -> CapacitySearch:
+        """The capacity search of a configuration.
 
-        experiment = self.experiment
-        begin_rps = near[0] if near else start_rps(experiment, runs.spec, runs)
-        most_rows = experiment.requests[0]
-        try:
-            return search_cell(
-                runs, runs.spec, self.options, begin_rps, near, most_rows, watch, runs.expect
-            )
-        except _OvertakenError as overtaken:
-            return overtaken.raced
+        Args:
+            runs: of the configuration.
+            near_rps: an estimate of its capacity, where the search begins.
+            most_requests: that the search may take, if they are fewer than usual; it gets ten
+                short runs at least.
+        """
+        options, experiment = self.options, self.experiment
+        usual_requests = options.budget.requests
+        if most_requests is not None and most_requests < (usual_requests or math.inf):
+            enough = max(most_requests, LEAST_RUNS * options.requests)
+            options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
+        neighbours = [] if near_rps is None else [near_rps]
+        begin_rps = near_rps or start_rps(experiment, runs.spec, runs)
+        return search_cell(
+            runs,
+            runs.spec,
+            options,
+            begin_rps,
+            neighbours,
+            experiment.requests[0],
+            lambda progress: None,
+            runs.expect,
+        )
 
     def _level(
         self, runs: Runs, report: Callable[[int, float], bool]
@@ -403,14 +546,6 @@ def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
         "unless another configuration makes single requests faster, allow a longer SLO (--slo) or "
         "take faster hardware"
     )
-
-
-class _OvertakenError(Exception):
-    """A capacity search stopped early: the configuration is worse than the best one."""
-
-    def __init__(self, raced: RaceResult) -> None:
-        super().__init__()
-        self.raced = raced
 
 
 def _mean(kept: Sequence[Run], column: str) -> float:

@@ -287,11 +287,15 @@ class TuneSettings(BaseModel):
     )
     sampler_seed: int = setting(SEARCHED, "Seed of the sampler.", 0)
     trials: Count = setting(SEARCHED, "Number of configurations to try.", 50)
-    max_requests: Count | None = setting(SEARCHED, "Start no trial after this number of requests.")
+    max_requests: Count | None = setting(
+        SEARCHED,
+        "Start no trial after this number of requests. Objective capacity keeps a sixth of them "
+        "for the search of the best one.",
+    )
     max_time_s: Positive | None = setting(
         SEARCHED,
-        "Start no trial after this time. On a real server a capacity search has a sixth of "
-        "it; bursts before it and runs that others are raced against come on top.",
+        "Start no trial after this time. Objective capacity keeps a sixth of it for the search of "
+        "the best one; on a real server bursts before it come on top.",
         unit="s",
     )
     confirm_workloads: Several[str] = setting(

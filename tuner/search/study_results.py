@@ -15,7 +15,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,21 +33,26 @@ from .space import Configuration, Space
 KEY = "key"
 OWNER = "owner"
 BEGUN = "begun"
-PACE = "pace"
+PACE = "leads"  # of a trial that won its race: the threshold that it sets
 VALUES = "values"
 CONFIGURATION = "configuration"
 SAME_AS = "same_as"
+PROOF = "proof"  # attribute of a trial that searches the capacity of one: the race's estimate
+PROVED_KEY = "{}:proved"  # the key of that trial
 _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
+LOST = "lost"
+_UNUSABLE = ("failed", "infeasible")
 
 
 @dataclass(frozen=True)
 class TrialRow:
     """One trial. `state`: best and front ones are `finished` like others; `lost` ones were raced
-    out or pruned, and their values are estimates; `failed` and `infeasible` have a `reason`.
+    out, overtaken or pruned, and their values are estimates; `failed` and `infeasible` have a
+    `reason`.
     """
 
     number: int
@@ -92,9 +97,14 @@ def noted(trial: FrozenTrial, name: str) -> Any:
     return trial.system_attrs.get(_OWN + name)
 
 
+def unlike(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials that can be deployed and repeat no other."""
+    return [t for t in trials if not {SAME_AS, "infeasible"} & t.user_attrs.keys()]
+
+
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Trials that count: neither repeated nor infeasible."""
-    return [t for t in trials if SAME_AS not in t.user_attrs and "infeasible" not in t.user_attrs]
+    """Trials that count: each configuration that can be deployed once."""
+    return [t for t in unlike(trials) if PROOF not in t.user_attrs]
 
 
 def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -110,37 +120,70 @@ def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
 
 
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-    """The threshold with the highest rate of those with at most `gpus` GPUs."""
+    """The threshold of the leader among configurations with at most `gpus` GPUs, of those that did
+    not fail later.
+    """
+    unusable = {row.number for row in rows_of(trials).values() if row.state in _UNUSABLE}
     paces = [
-        PruningThreshold.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None
+        PruningThreshold.of_plain(plain)
+        for t in trials
+        if (plain := noted(t, PACE)) is not None and t.number not in unusable
     ]
     rivals = [pace for pace in paces if pace.gpus <= gpus]
-    return max(rivals, key=lambda pace: pace.rate_rps, default=None)
+    return max(rivals, key=lambda pace: pace.estimate_rps, default=None)
+
+
+def rows_of(trials: Sequence[FrozenTrial]) -> dict[int, TrialRow]:
+    """Rows of the configurations that were evaluated, by trial. Where the capacity of one that led
+    was searched later, the row has that result.
+    """
+    ended = [t for t in trials if t.state in _DONE and SAME_AS not in t.user_attrs]
+    proofs = {noted(t, KEY): t for t in ended if PROOF in t.user_attrs}
+    return {
+        t.number: _row(t, proofs.get(PROVED_KEY.format(noted(t, KEY)), t))
+        for t in ended
+        if PROOF not in t.user_attrs
+    }
 
 
 def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
     """Collect the results of a study so far."""
     trials = study.get_trials(deepcopy=False)
-    ended = evaluated(trials)
-    rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
+    best = best_of(trials, aim)
+    rows = {number: _capped(row, best, aim) for number, row in rows_of(trials).items()}
     return StudyResults(
         aim,
         space,
-        tuple(row for row in rows.values() if "same_as" not in row.figures),
-        best_of(trials, aim),
-        _importances(ended, rows, aim),
+        tuple(rows.values()),
+        best,
+        _importances(evaluated(trials), rows, aim),
         sum(trial.state is TrialState.RUNNING for trial in trials),
     )
 
 
-def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
+def _capped(row: TrialRow, best: Sequence[TrialRow], aim: Aim) -> TrialRow:
+    """The row with an estimate of its capacity no higher than the best that was searched."""
+    if row.state != LOST or row.values is None or CAPACITY not in aim.names:
+        return row
+    place = aim.names.index(CAPACITY)
+    searched = [o.values[place] for o in best if o.values is not None and o.state == FINISHED]
+    most_rps = max(searched, default=math.inf)  # a bound of an undecided search limits nothing
+    value = min(row.values[place], most_rps)
+    return replace(row, values=(*row.values[:place], value, *row.values[place + 1 :]))
+
+
+def best_of(
+    trials: Sequence[FrozenTrial], aim: Aim, *, estimated: bool = False
+) -> tuple[TrialRow, ...]:
     """The best so far: one, or the Pareto front; of equal trials the first. None before any was
-    searched to the end.
+    searched to the end, unless what races have `estimated` counts.
     """
+    rows = rows_of(trials)
+    counting = (FINISHED, UNDECIDED, *([LOST] if estimated and CAPACITY in aim.names else []))
     finished = [
         row
         for trial in evaluated(trials)
-        if (row := _row(trial)).state in (FINISHED, UNDECIDED)
+        if (row := rows[trial.number]).state in counting
         and all(value <= 0 for value in trial.constraints.values())
     ]
     if aim.single is None:
@@ -158,26 +201,40 @@ def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
     return tuple(sorted(finished, key=order)[:1])
 
 
-def _row(trial: FrozenTrial) -> TrialRow:
-    attrs = dict(trial.user_attrs)
-    values = noted(trial, VALUES)
+def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> list[TrialRow]:
+    """The best configurations by their races, and then the `default`, whose capacity is still to be
+    searched. Those of which the search failed are left out, so that the next best ones follow.
+    """
+    if CAPACITY not in aim.names:
+        return []
+    rows = rows_of(trials)
+    usable = [t for t in evaluated(trials) if rows[t.number].state not in _UNUSABLE]
+    leaders = best_of(usable, aim, estimated=True)
+    defaults = (row for row in rows.values() if default and row.default)
+    return [row for row in (*leaders, *defaults) if rows[row.number].state == LOST]
+
+
+def _row(trial: FrozenTrial, result: FrozenTrial) -> TrialRow:
+    """The row of a trial with what it, or the search of its capacity, found."""
+    attrs = dict(result.user_attrs)
+    values = noted(result, VALUES)
     if "infeasible" in attrs:
         state = "infeasible"
-    elif trial.state is TrialState.FAIL:
+    elif "failed" in attrs:
         state = "failed"
-    elif attrs.get("lost"):
-        state = "lost"
+    elif attrs.get("lost") or noted(result, PACE) is not None:
+        state = LOST
     elif attrs.get("outcome") == UNDECIDED:
         state = UNDECIDED
     else:
         state = FINISHED
-    own_columns = ("default", "requests", "failed", "infeasible", "lost")
+    own_columns = ("default", "requests", "failed", "infeasible", "lost", PROOF)
     return TrialRow(
         trial.number,
         state,
         noted(trial, CONFIGURATION) or trial.params,
         None if values is None else tuple(values),
-        bool(attrs.get("default")),
+        bool(trial.user_attrs.get("default")),
         int(attrs.get("requests", 0)),
         {name: v for name, v in attrs.items() if name not in own_columns},
         attrs.get("infeasible") or attrs.get("failed"),

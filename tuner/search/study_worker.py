@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
 from .evaluate_configuration import (
+    LEAST_RUNS,
     ConfigurationEvaluator,
     ConfigurationResult,
     PruningThreshold,
@@ -28,19 +29,23 @@ from .study_results import (
     KEY,
     OWNER,
     PACE,
+    PROOF,
+    PROVED_KEY,
     SAME_AS,
     VALUES,
     TrialRow,
     best_of,
     counted,
-    evaluated,
     known_in_a_row,
     note,
     noted,
     rivals_pace,
+    rows_of,
+    to_prove,
 )
 from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
 
+PROOF_SHARE = 1 / 6  # of a budget, for the search of the leader's capacity
 _STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
 _MOST_INFEASIBLE = 20  # and repeated ones, per trial
 
@@ -82,8 +87,8 @@ class StudyWorker:
                     TuneProgress(
                         len(counted(trials)),
                         self.tuning.settings.trials,
-                        sum(t.user_attrs.get("requests", 0) for t in trials),
-                        best_of(trials, self.tuning.aim),
+                        _requests(trials),
+                        best_of(trials, self.tuning.aim, estimated=True),
                     )
                 )
 
@@ -93,31 +98,63 @@ class StudyWorker:
             for cut in cut_trials(self.study, unsigned=self.alone):
                 wait_again(self.study, cut)
             trials = self.study.get_trials(deepcopy=False)
-            waiting = any(trial.state is TrialState.WAITING for trial in trials)
-            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
-            cut_before = any(
-                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
-            )
-            if not cut_before and (self._spent(begun) or self._exhausted()):
-                return None
-            stuck = not waiting and known_in_a_row(begun) >= _STUCK
-            if stuck and not self._queue_untried(trials):
+            waiting = [t for t in trials if t.state is TrialState.WAITING]
+            begun = [
+                t for t in trials if t.state is not TrialState.WAITING and PROOF not in t.user_attrs
+            ]
+            ended = self._spent(begun, _requests(trials)) or self._exhausted()
+            if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
+                ended = not self._queue_untried(trials)
+            cut_before = any(noted(t, OWNER) or PROOF in t.user_attrs for t in waiting)
+            if ended and not cut_before and not self._queue_proof(trials):
                 return None
             trial = self.study.ask()
             note(trial, OWNER, self.name)
             return trial
 
-    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
+    def _spent(self, begun: Sequence[FrozenTrial], requests: int) -> bool:
         settings = self.tuning.settings
         tried = counted(begun)
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
             return True
-        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
-        if settings.max_requests is not None and requests >= settings.max_requests:
+        return self._over_budget(requests)
+
+    def _over_budget(self, requests: int) -> bool:
+        """Whether only what is kept for the search of the leader's capacity is left of a budget."""
+        settings = self.tuning.settings
+        most_requests, most_s = settings.max_requests, settings.max_time_s
+        if most_requests is not None and requests >= most_requests - self._kept_requests:
             return True
-        spent_s = time.monotonic() - self._began_s
-        return settings.max_time_s is not None and spent_s >= settings.max_time_s
+        share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
+        return most_s is not None and time.monotonic() - self._began_s >= share * most_s
+
+    @property
+    def _kept_requests(self) -> float:
+        """Requests of the maximum that are kept for the search of the leader's capacity: a share,
+        or what it needs at least, if that is not more than half.
+        """
+        most_requests = self.tuning.settings.max_requests
+        if most_requests is None or CAPACITY not in self.tuning.aim.names:
+            return 0.0
+        least = LEAST_RUNS * self.evaluation.requests
+        return max(PROOF_SHARE * most_requests, min(least, most_requests / 2))
+
+    def _queue_proof(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Queue the search of a leader's capacity; False if there is none to search, or others are
+        still at work: the last of them does it.
+
+        The default is searched, too, unless a budget has ended the study.
+        """
+        if any(t.state is TrialState.RUNNING for t in trials):
+            return False
+        default = not self._over_budget(_requests(trials))
+        for row in to_prove(trials, self.tuning.aim, default=default):
+            assert row.values is not None
+            estimate_rps = row.values[self.tuning.aim.names.index(CAPACITY)]
+            self.study.enqueue_trial(dict(row.configuration), user_attrs={PROOF: estimate_rps})
+            return True
+        return False
 
     def _exhausted(self) -> bool:
         sampler = self.study.sampler
@@ -136,7 +173,8 @@ class StudyWorker:
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
-        same = claim(self.study, trial, key_of(configuration))
+        key, near_rps = key_of(configuration), trial.user_attrs.get(PROOF)
+        same = claim(self.study, trial, key if near_rps is None else PROVED_KEY.format(key))
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
@@ -148,24 +186,27 @@ class StudyWorker:
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
+        gpus = gpus_of(runs.spec)
         try:
             worth = self.evaluation.worth(
                 runs,
-                trial=trial.number,
-                pace=self._pace(trials, gpus_of(runs.spec)),
+                pace=self._pace(trials, gpus),
+                prove=near_rps is not None or not self._races,
+                near_rps=near_rps,
+                most_requests=self._left(trials) if self._races else None,
                 fewest_gpus=self._fewest_gpus(trials),
                 report=self._reporter(trial),
             )
         except NotDoneError:
             raise  # the trial is interrupted without a result
         except InfeasibleError as error:
+            self._note_requests(trial, runs)
             self._tell_infeasible(trial, error)
             return
         except SloBenchError as error:
             self.evaluation.servers.stop()
-            trial.set_user_attr("failed", str(error))
             self._note_requests(trial, runs)
-            self.study.tell(trial, state=TrialState.FAIL)
+            self._tell_failed(trial, str(error))
             return
         self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -176,6 +217,13 @@ class StudyWorker:
         trial.set_user_attr("requests", runs.requests)
         if faults := runs.faults:
             trial.set_user_attr(FAULTS, faults)
+
+    def _tell_failed(self, trial: Trial, reason: str) -> None:
+        """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
+        nothing.
+        """
+        trial.set_user_attr("failed", reason)
+        self.study.tell(trial, state=TrialState.PRUNED)
 
     def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
         trial.set_user_attr("infeasible", str(error))
@@ -206,8 +254,7 @@ class StudyWorker:
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
-            trial.set_user_attr("failed", "an objective has no value: nothing was served")
-            self.study.tell(trial, state=TrialState.FAIL)
+            self._tell_failed(trial, "an objective has no value: nothing was served")
             return
         note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self.tuning.settings.sampler]
@@ -229,18 +276,27 @@ class StudyWorker:
             ended = same.state.is_finished()
             self.study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
+    @property
+    def _races(self) -> bool:
+        """Whether configurations are compared by races; else a lower capacity may be worth it."""
+        return not set(self.tuning.aim.names) - {CAPACITY, COST}
+
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-        """The result that a configuration with that number of GPUs must beat."""
-        if set(self.tuning.aim.names) - {CAPACITY, COST}:
-            return None  # a lower capacity may be worth it
-        return rivals_pace(trials, gpus)
+        """The leader that a configuration with that number of GPUs must beat."""
+        return rivals_pace(trials, gpus) if self._races else None
+
+    def _left(self, trials: Sequence[FrozenTrial]) -> int | None:
+        """Requests that are left for a search; it gets those that were kept for it at least."""
+        most_requests = self.tuning.settings.max_requests
+        if most_requests is None:
+            return None
+        return round(max(most_requests - _requests(trials), self._kept_requests))
 
     def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
-        if self.tuning.aim.names != (COST,):
-            return None
-        met = [
-            trial.user_attrs["gpus"]
-            for trial in evaluated(trials)
-            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
-        ]
-        return min(met, default=None)
+        best = best_of(trials, self.tuning.aim) if self.tuning.aim.names == (COST,) else ()
+        return best[0].figures["gpus"] if best else None
+
+
+def _requests(trials: Sequence[FrozenTrial]) -> int:
+    """Requests of all trials."""
+    return sum(row.requests for row in rows_of(trials).values())

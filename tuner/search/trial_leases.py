@@ -21,7 +21,7 @@ from pathlib import Path
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from .study_results import BEGUN, KEY, OWNER, counted, note, noted
+from .study_results import BEGUN, KEY, OWNER, note, noted, unlike
 
 if sys.platform != "win32":
     import fcntl
@@ -139,7 +139,7 @@ def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
         return None
     while True:
         must_wait = False
-        for other in counted(study.get_trials(deepcopy=False)):
+        for other in unlike(study.get_trials(deepcopy=False)):
             theirs = noted(other, KEY)
             if other.number == trial.number or theirs not in (key, None):
                 continue

@@ -44,13 +44,12 @@ from .settings import CAPACITY, COST, TuneSettings, text_of
 from .space import Tuning, counts_gpus, space_of
 from .storage import JOURNAL, STUDY_FILE, StudyLocation, opened, quiet, study_location, within_reach
 from .study_results import study_results
-from .study_worker import StudyWorker, TuneProgress, Watch
+from .study_worker import PROOF_SHARE, StudyWorker, TuneProgress, Watch
 from .trial_leases import alive, new_name, one_at_a_time
 
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
 _MEDIAN_STARTUP = 5
-_SEARCH_SHARE = 1 / 6  # of the maximum time, for one capacity search on a real server
 
 
 def tune(
@@ -122,7 +121,7 @@ def tune(
                 servers,
                 ended,
                 pool,
-                max_search_s=tune_settings.max_time_s and tune_settings.max_time_s * _SEARCH_SHARE,
+                max_search_s=tune_settings.max_time_s and tune_settings.max_time_s * PROOF_SHARE,
             )
             watch = None if progress is None else _one_by_one(progress)
             alone = dataclasses.replace(evaluation, folder=folder / "alone", ended=None, pool=None)

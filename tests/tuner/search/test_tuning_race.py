@@ -2,14 +2,27 @@ import dataclasses
 import math
 
 import numpy as np
+import optuna
 import pytest
+from optuna.trial import TrialState
 
-from slo_bench.tuner.capacity.capacity_search import find_capacity
+from slo_bench import Experiment
 from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
-from slo_bench.tuner.search.evaluate_configuration import LADDER, PruningThreshold, pace_of, race
+from slo_bench.tuner.search.evaluate_configuration import (
+    RACE_SEEDS,
+    ConfigurationEvaluator,
+    PruningThreshold,
+    pace_of,
+    race,
+)
+from slo_bench.tuner.search.runs import Servers
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.study_results import rivals_pace, rows_of
+from slo_bench.tuner.search.tuning_run import prepared
 
 BATCHES = 20
+TARGET = 0.9
 
 
 class Formula:
@@ -20,9 +33,11 @@ class Formula:
         self.slope = slope
         self.valid = valid
         self.spent = 0
+        self.lowest_rps = math.inf
 
     def run(self, rate_rps, seed, requests):
         self.spent += requests
+        self.lowest_rps = min(rate_rps, self.lowest_rps)
         away = math.log(9) - self.slope * math.log(rate_rps / self.capacity_rps)
         share = 1 / (1 + math.exp(-away))
         draws = np.random.default_rng(seed).random((BATCHES, requests // BATCHES))
@@ -37,23 +52,82 @@ class Formula:
         )
 
 
+def pace_at(capacity_rps, start_rps=2.0, **options):
+    search_options = SearchOptions(targets=(TARGET,), requests=2000, **options)
+    runner = Formula(capacity_rps)
+    return pace_of(runner, search_options, start_rps, gpus=1, first_seed=77), runner
+
+
 @pytest.fixture
 def pace():
-    runner = Formula(4.0)
-    options = SearchOptions(targets=(0.9,), budget=Budget(200_000), requests=2000)
-    search = find_capacity(runner, start_rps=2.0, options=options)
-    measured_pace = pace_of(runner, search, trial=3, gpus=1, first_seed=77)
+    measured_pace, _ = pace_at(4.0)
     assert measured_pace is not None
     assert measured_pace.rate_rps == pytest.approx(4.0, rel=0.05)
     return measured_pace
 
 
+def raced(runner, pace):
+    return race(runner, pace, target=TARGET, first_seed=77)
+
+
+def met_by(runner, pace, *, first_seed):
+    runs = [runner.run(pace.rate_rps, first_seed + k, n) for k, n in enumerate(pace.requests)]
+    return tuple(run.batch_met for run in runs)
+
+
+@pytest.mark.parametrize("start_rps", [0.05, 3.9, 400.0])
+def test_pace_is_found_from_any_start_for_a_few_runs(start_rps):
+    measured_pace, runner = pace_at(4.0, start_rps)
+    assert measured_pace.estimate_rps == pytest.approx(4.0, rel=0.05)
+    assert measured_pace.slope == pytest.approx(20.0, rel=0.3)
+    ladder = sum(measured_pace.requests)
+    assert runner.spent <= 13 * 2000 + 2 * ladder
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_no_pace_where_no_rate_fails_or_the_client_is_late(valid):
+    runner = Formula(4.0 if not valid else 1e9, valid=valid)
+    options = SearchOptions(targets=(TARGET,), requests=2000)
+    assert pace_of(runner, options, 2.0, gpus=1, first_seed=77) is None
+
+
+class Patient(Formula):
+    """Whoever waits misses its SLO after 100 s alone: shorter runs meet it at any rate."""
+
+    def run(self, rate_rps, seed, requests):
+        short = requests / rate_rps < 100
+        sample = super().run(rate_rps / 10 if short else rate_rps, seed, requests)
+        return dataclasses.replace(
+            sample, rate_rps=rate_rps, horizon_s=20.0, window_s=0.85 * requests / rate_rps
+        )
+
+
+def test_climb_is_not_misled_by_runs_too_short_to_miss_an_slo():
+    options = SearchOptions(targets=(TARGET,), requests=200)
+    pace = pace_of(Patient(4.0), options, 20.0, gpus=1, first_seed=77)
+    assert pace is not None
+    assert pace.estimate_rps == pytest.approx(4.0, rel=0.05)
+
+
+def test_climb_of_a_server_tries_no_rate_at_which_a_run_takes_its_whole_time():
+    budget = Budget(None, time_s=100.0)
+    pace, runner = pace_at(1e-6, 640.0, budget=budget)
+    assert pace is None
+    assert runner.lowest_rps >= 2000 / 100
+
+
 def test_race_drops_a_worse_configuration_after_the_shortest_run(pace):
     runner = Formula(3.0)
-    outcome = race(runner, pace, first_seed=77)
+    outcome = raced(runner, pace)
     assert outcome.lost
-    assert runner.spent == pace.requests[0] == pytest.approx(pace.requests[-1] * LADDER[0], abs=1)
+    assert runner.spent == pace.requests[0]
     assert outcome.estimate_rps == pytest.approx(3.0, rel=0.15)
+
+
+def test_race_drops_a_configuration_that_is_better_by_a_hair_before_the_last_run(pace):
+    better = Formula(4.004)
+    assert raced(better, pace).lost
+    assert better.spent < sum(pace.requests)
 
 
 class Overloaded:
@@ -79,28 +153,100 @@ class Overloaded:
 
 def test_race_estimates_a_loser_at_most_at_its_throughput(pace):
     steep = dataclasses.replace(pace, slope=500.0)  # its line alone would say 3.9 req/s
-    outcome = race(Overloaded(2.0), steep, first_seed=77)
+    outcome = raced(Overloaded(2.0), steep)
     assert outcome.lost
     assert outcome.estimate_rps == pytest.approx(2.0, rel=0.05)
 
 
 def test_race_keeps_a_better_configuration(pace):
-    outcome = race(Formula(4.4), pace, first_seed=77)
+    outcome = raced(Formula(4.4), pace)
     assert not outcome.lost
     assert outcome.estimate_rps == pytest.approx(4.4, rel=0.1)
 
 
+def test_race_against_a_leader_as_far_above_the_target_is_no_win(pace):
+    runner = Formula(4.4)
+    equal = dataclasses.replace(pace, met=met_by(runner, pace, first_seed=77))
+    assert raced(runner, equal).lost
+
+
+class BetterInTheRace(Formula):
+    """Its runs at other rates are less lucky than those at the leader's."""
+
+    def run(self, rate_rps, seed, requests):
+        self.capacity_rps = 4.6 if rate_rps == self.pace.rate_rps else 3.6
+        return super().run(rate_rps, seed, requests)
+
+
+def winner(runner, pace, leader, folder):
+    """The pace of `runner` after it has won against `leader`."""
+    tuning = prepared(Experiment(systems="sarathi"), TuneSettings())
+    evaluator = ConfigurationEvaluator(
+        tuning.experiment, tuning.space, tuning.aim, 0.05, folder, Servers(folder)
+    )
+    runner.spec = evaluator.runs_of({}).spec
+    pace = dataclasses.replace(pace, met=met_by(leader, pace, first_seed=RACE_SEEDS))
+    return evaluator._raced(runner, pace, 1)
+
+
+def test_who_wins_a_race_leads_whatever_its_climb_says(pace, tmp_path):
+    runner = BetterInTheRace(4.6)
+    runner.pace = pace
+    leader = winner(runner, pace, Formula(4.0), tmp_path)
+    assert leader.rate_rps < pace.rate_rps
+    assert leader.estimate_rps == pytest.approx(1.01 * pace.estimate_rps)
+
+
+@pytest.mark.parametrize(("of_before", "climbs"), [(4.0, False), (4.4, True)])
+def test_winner_climbs_where_the_rate_says_little(pace, tmp_path, of_before, climbs):
+    leader = winner(Formula(1.03 * of_before), pace, Formula(of_before), tmp_path)
+    assert (leader.rate_rps > pace.rate_rps) is climbs
+    assert leader.estimate_rps > pace.estimate_rps
+
+
 def test_race_drops_an_equal_configuration_early(pace):
     runner = Formula(4.0)
-    outcome = race(runner, pace, first_seed=77)
+    outcome = raced(runner, pace)
     assert outcome.lost
     assert runner.spent == sum(pace.requests[:2])
-    assert outcome.estimate_rps == pytest.approx(pace.rate_rps)
+    assert outcome.estimate_rps == pytest.approx(pace.rate_rps, rel=0.02)
 
 
 def test_race_of_invalid_runs_decides_nothing(pace):
-    assert not race(Formula(1.0, valid=False), pace, first_seed=77).lost
+    assert not raced(Formula(1.0, valid=False), pace).lost
 
 
 def test_pruning_threshold_survives_storage(pace):
     assert PruningThreshold.of_plain(vars(pace)) == pace
+
+
+def ended_trial(number, key, attrs, pace=None):
+    """A trial that has ended, as a study keeps it."""
+    internal = {"slo_bench:key": key} | ({} if pace is None else {"slo_bench:leads": vars(pace)})
+    trial = optuna.create_trial(
+        state=TrialState.PRUNED, user_attrs=attrs, system_attrs=internal, params={}
+    )
+    trial.number = number
+    return trial
+
+
+@pytest.mark.parametrize("reason", ["failed", "infeasible"])
+def test_leader_whose_search_fails_sets_no_pace(pace, reason):
+    better = dataclasses.replace(pace, estimate_rps=2 * pace.estimate_rps)
+    trials = [ended_trial(0, "a", {}, pace), ended_trial(1, "b", {}, better)]
+    assert rivals_pace(trials, gpus=1) == better
+    trials.append(ended_trial(2, "b:proved", {"proof": True, reason: "out of memory"}))
+    assert rivals_pace(trials, gpus=1) == pace
+    rows = rows_of(trials)
+    assert {number: row.state for number, row in rows.items()} == {0: "lost", 1: reason}
+    assert rows[1].reason == "out of memory"
+
+
+def test_leader_has_what_the_search_of_its_capacity_found(pace):
+    proof = ended_trial(2, "a:proved", {"proof": True, "requests": 900})
+    proof.system_attrs["slo_bench:values"] = [3.5]
+    rows = rows_of([ended_trial(0, "a", {"default": True, "requests": 200}, pace), proof])
+    assert [(row.number, row.default, row.state, row.values) for row in rows.values()] == [
+        (0, True, "finished", (3.5,))
+    ]
+    assert rows[0].requests == 900

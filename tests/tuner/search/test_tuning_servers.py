@@ -14,6 +14,7 @@ from slo_bench.harness.results.cell_files import Choice
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.reports.pages.tuning import faults_texts
+from slo_bench.tuner.capacity import folder
 from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.search import evaluate_configuration, runs, tuning_run
 from slo_bench.tuner.search.evaluate_configuration import cell_of
@@ -100,7 +101,9 @@ def _simulated(spec):
     return dataclasses.replace(spec, placement=place)
 
 
-def use(monkeypatch, fake):
+def use(monkeypatch, fake, bursts_rps=4.0):
+    """`bursts_rps`: throughput of bursts, which take as long as this machine simulates them."""
+    monkeypatch.setattr(folder, "throughput_of_bursts", lambda *args, **options: bursts_rps)
     for module in (evaluate_configuration, runs, tuning_run):
         monkeypatch.setattr(module, "backend_of", fake.backend_of)
 
@@ -135,6 +138,98 @@ def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path)
     assert best.configuration == {"max_num_seqs": 64}
     assert servers.running == 0
     assert servers.log.count("stop") == 3  # the one that never started has nothing to stop
+
+
+def test_server_that_does_not_start_costs_one_start_also_after_resume(servers, tmp_path):
+    crashing = settings("6..8", sampler="tpe", trials=3)
+    tuned = tune(EXPERIMENT, crashing, tmp_path / "o").study
+    assert sorted(row.configuration["max_num_seqs"] for row in tuned.trials) == [6, 7, 8]
+    assert servers.starts.count(7) == 1
+    (failed,) = (row for row in tuned.trials if row.configuration["max_num_seqs"] == 7)
+    assert failed.state == "failed"
+    assert "OOM" in failed.reason
+    assert [row.configuration["max_num_seqs"] for row in tuned.best] == [8]
+    again = tune(EXPERIMENT, crashing.changed(trials=9), tmp_path / "o", resume=True).study
+    assert servers.starts.count(7) == servers.starts.count(6) == 1
+    assert again.best == tuned.best
+
+
+@pytest.mark.parametrize(("sampler", "first", "trials"), [("tpe", 10, 25), ("nsga2", 20, 50)])
+def test_sampler_learns_from_servers_that_do_not_start(
+    servers, tmp_path, monkeypatch, sampler, first, trials
+):
+    """Of 200 values, those below 100 do not start: few of them are tried after the first ones."""
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        seqs = spec.parameters["max_num_seqs"]
+        servers.log.append(seqs)
+        if seqs < 100:
+            raise ServerError("vllm ended with exit code 1")
+        yield FakeDeployment(seqs)
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    learning = settings("1..199", sampler=sampler, trials=trials)
+    short = Experiment(systems="vllm", backend="vllm", requests=100, seeds=1)
+    tuned = tune(short, learning, tmp_path / "o").study
+    states = [row.state for row in tuned.trials]
+    assert len(set(servers.starts)) == len(servers.starts) == trials
+    at_first, later = states[:first].count("failed"), states[first:].count("failed")
+    assert 0 < later / (trials - first) < 0.6 * at_first / first
+    assert all(row.configuration["max_num_seqs"] >= 100 for row in tuned.best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bursts_rps", [0.01, 4.0, 20000.0])
+@pytest.mark.parametrize("survives", ["the race", "nothing"])
+def test_leader_that_fails_when_its_capacity_is_searched_is_not_returned(
+    servers, tmp_path, monkeypatch, survives, bursts_rps
+):
+    """Of two the better leads by its race; its second start fails, so the other one is searched."""
+    use(monkeypatch, servers, bursts_rps)
+    begun = FakeBackend.started
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        seqs = spec.parameters["max_num_seqs"]
+        if seqs == 64 and (survives == "nothing" or 64 in servers.log):
+            servers.log.append(seqs)
+            raise ServerError("vllm ended with exit code 1; its log is x.log, which ends with: OOM")
+        with begun(backend, spec, folder) as deployment:
+            yield deployment
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    capacity = settings((64, 16), objectives=("capacity",), rate_rps=None, tolerance=0.4)
+    tuned = tune(EXPERIMENT, capacity, tmp_path / "o").study
+    assert [row.configuration["max_num_seqs"] for row in tuned.best] == [16]
+    (failed,) = (row for row in tuned.trials if row.configuration["max_num_seqs"] == 64)
+    assert failed.state == "failed"
+    assert "OOM" in failed.reason
+
+
+@pytest.mark.slow
+def test_configurations_after_a_leader_that_failed_are_not_raced_against_it(
+    servers, tmp_path, monkeypatch
+):
+    """64 leads and then fails; 32, which is worse than it and better than 16, wins in the end."""
+    begun = FakeBackend.started
+
+    @contextlib.contextmanager
+    def started(backend, spec, folder):
+        if spec.parameters["max_num_seqs"] == 64 and 64 in servers.log:
+            raise ServerError("vllm ended with exit code 1")
+        with begun(backend, spec, folder) as deployment:
+            yield deployment
+
+    monkeypatch.setattr(FakeBackend, "started", started)
+    three = {"search": {"max_num_seqs": (32, 16, 64)}, "objectives": ("capacity",)}
+    short = settings((), **three, rate_rps=None, tolerance=0.4, trials=2)
+    before = tune(EXPERIMENT, short, tmp_path / "o").study
+    states = {row.configuration["max_num_seqs"]: row.state for row in before.trials}
+    assert states == {16: "finished", 64: "failed"}
+    after = tune(EXPERIMENT, short.changed(trials=3), tmp_path / "o", resume=True).study
+    assert [row.configuration["max_num_seqs"] for row in after.best] == [32]
+    assert [row.values for row in after.trials[:2]] == [row.values for row in before.trials]
 
 
 def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
