@@ -15,6 +15,7 @@ import typer
 from ...harness.experiments.config.setting import declared
 from ...tuner.capacity.capacity_options import (
     REAL_LEAST,
+    REAL_SEEDS,
     SEARCH,
     SEEDS,
     SIMULATED_REQUESTS,
@@ -55,7 +56,7 @@ CHANGED = {
         "metavar": "LOW,HIGH|START",
         "help": "Search between these rates, in requests per second; a single rate is the starting "
         "point. Default: start near the estimated capacity; on a real server below the throughput "
-        "of bursts of 20 to 30 s.",
+        "of bursts of 15 to 50 s.",
     },
     "requests": {
         "panel": SEARCH,
@@ -65,7 +66,8 @@ CHANGED = {
     },
     "seeds": {
         "panel": SEARCH,
-        "help": f"Number of seeds at each rate before the next rate is chosen. Default: {SEEDS}.",
+        "help": f"Number of seeds at each rate before the next rate is chosen. Default: {SEEDS}, "
+        f"on a real server {REAL_SEEDS}.",
     },
 }
 

@@ -7,13 +7,18 @@ served.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slo_bench.harness.results.stationarity import batches_of
+from slo_bench import Experiment
+from slo_bench.harness.results.stationarity import RunBatches, batches_of
+from slo_bench.tuner.capacity.capacity_options import REAL_LEAST, CapacityOptions
+from slo_bench.tuner.capacity.capacity_search import find_capacity, throughput_of_bursts
+from slo_bench.tuner.capacity.folder import BURST_SHARE
 from slo_bench.tuner.capacity.level_samples import LevelSample
+from slo_bench.tuner.capacity.search_options import Capacity, SearchOptions
 from slo_bench.workloads.errors import SloBenchError
 
 Floats = NDArray[np.float64]
@@ -108,15 +113,19 @@ class MdcQueue:
             raise SloBenchError(f"requests must be at least 1 but is {requests}")
         rng = np.random.default_rng([seed, requests])
         arrival_s = np.cumsum(rng.standard_exponential(requests)) / rate_rps
-        waits_s = self.waits_s(arrival_s)
-        batches = batches_of(
+        horizon_s = self.wait_slo_s + self.service_s
+        batches = self.batches(arrival_s, self.waits_s(arrival_s), horizon_s)
+        return LevelSample(**vars(batches), rate_rps=rate_rps, seed=seed, requests=requests)
+
+    def batches(self, arrival_s: Floats, waits_s: Floats, horizon_s: float) -> RunBatches:
+        """The batches of requests that wait so long."""
+        return batches_of(
             arrival_s=arrival_s,
             end_s=arrival_s + waits_s + self.service_s,
             met=waits_s <= self.wait_slo_s,
             first_token_s=arrival_s + waits_s,
-            horizon_s=self.wait_slo_s + self.service_s,
+            horizon_s=horizon_s,
         )
-        return LevelSample(**vars(batches), rate_rps=rate_rps, seed=seed, requests=requests)
 
     def waits_s(self, arrival_s: Floats) -> Floats:
         """How long each of the requests waits.
@@ -131,6 +140,64 @@ class MdcQueue:
             walk = np.cumsum(slack)
             waits_s[server :: self.servers] = walk - np.minimum.accumulate(walk)
         return waits_s
+
+
+@dataclass
+class MeasuredQueue:
+    """A queue as a server that is measured: what its clock shows passes in every run.
+
+    Each run begins when the one before has ended, and takes `between_s` more. A `stream` never
+    stops: a run is the next stretch of it, and begins when the last request of the one before has
+    arrived or, where a third of its last requests missed, when nobody waits any more.
+    """
+
+    queue: MdcQueue
+    seed: int
+    stream: bool = False
+    first_token_s: float = 0.05
+    between_s: float = 0.3
+    clock_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._arrival_s = np.zeros(0)
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        """Let requests arrive at a rate and tell how they fared."""
+        rng = np.random.default_rng([self.seed, seed, requests])
+        began_s = self.clock_s
+        arrival_s = began_s + np.cumsum(rng.standard_exponential(requests)) / rate_rps
+        before_s = self._arrival_s if self.stream else np.zeros(0)
+        self._arrival_s = np.concatenate([before_s, arrival_s])
+        waits_s = self.queue.waits_s(self._arrival_s)[len(before_s) :]
+        self.clock_s = arrival_s[-1]
+        if not self.stream:
+            self.clock_s = (arrival_s + waits_s).max() + self.queue.service_s + self.between_s
+        elif (waits_s[-max(20, requests // 10) :] > self.queue.wait_slo_s).mean() > 1 / 3:
+            self.clock_s = (arrival_s + waits_s).max()
+        horizon_s = self.queue.wait_slo_s + self.first_token_s
+        return LevelSample(
+            **vars(self.queue.batches(arrival_s, waits_s, horizon_s)),
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            wall_s=float(self.clock_s - began_s),
+        )
+
+
+def measured_capacity(
+    queue: MdcQueue, seed: int, *, stream: bool = False
+) -> tuple[Capacity, float]:
+    """The capacity at 0.9 by the default search of a real server, and the seconds that it took."""
+    server = MeasuredQueue(queue, seed, stream)
+    options = SearchOptions.of(Experiment(backend="openai"), CapacityOptions())
+    begin_rps = BURST_SHARE * throughput_of_bursts(server, first_seed=900_000)
+    search = find_capacity(
+        server,
+        start_rps=begin_rps,
+        options=replace(options, requests=REAL_LEAST),
+        neighbours=[begin_rps],
+    )
+    return search.capacities[0], server.clock_s
 
 
 def _poisson(mean: float, size: int) -> Floats:

@@ -1,13 +1,15 @@
 """How well, and at what cost, `slo-bench capacity` finds capacities that are known.
 
-Run `python tools/benchmarks/bench_capacity.py [coverage] [bisection] [speed] [live]`; without a
-word all but `live`, which takes an hour (or five processes with `--first 0 --live-searches 1` to
-`--first 4` a quarter of one).
+Run `python tools/benchmarks/bench_capacity.py [coverage] [bisection] [speed] [servers] [live]`;
+without a word all but the last two; `live` takes an hour (or five processes with
+`--first 0 --live-searches 1` to `--first 4` a quarter of one).
 
 coverage    seeded searches on simulated M/D/c queues: how often the interval covers the truth, how
             far the estimate is from it, requests spent
 bisection   the same queues by plain bisection on single runs: requests it needs for equal error
 speed       CPU seconds of `slo-bench capacity` for Llama-3-8B on one A100-80G, sarathi, five seeds
+servers     the default search of a real server, in virtual time, at three SLOs: by independent
+            levels, as it is, and with the same search on one stream that never stops
 live        five searches over HTTP on a mock server with c slots and a fixed service time
 """
 
@@ -30,10 +32,11 @@ from slo_bench.harness.servers.mock.running_mock import serving_apart
 from slo_bench.tuner.capacity.capacity_options import CapacityOptions
 from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.level_samples import wilson_interval
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from reference.mdc_queue import MdcQueue
+from reference.mdc_queue import MdcQueue, measured_capacity
 
 QUEUES = [
     MdcQueue(servers, 1.0, wait_slo_s)
@@ -138,6 +141,31 @@ def speed() -> None:
     print(f"CPU seconds: {usage.ru_utime + usage.ru_stime:.2f}")
 
 
+def servers(searches: int) -> None:
+    """A line for each SLO and way to send."""
+    print("TTFT SLO  truth  sent as  covered (95 %)     bias    RMS  ± half  seconds, 90 %")
+    for wait_slo_s in (0.05, 0.34, 2.0):
+        queue = MdcQueue(32, 0.68, wait_slo_s)
+        truth_rps = queue.capacity_rps(0.9)
+        for stream in (False, True):
+            results = [measured_capacity(queue, seed, stream=stream) for seed in range(searches)]
+            rates = [(c.capacity_rps or math.nan, c.low_rps, c.high_rps) for c, _ in results]
+            estimate, low, high = np.array(rates).T
+            errors = estimate / truth_rps - 1
+            covered = float(((low <= truth_rps) & (truth_rps <= high)).mean())
+            least, most = wilson_interval(covered, searches)
+            seconds = [took_s for _, took_s in results]
+            print(
+                f"{wait_slo_s + 0.05:6.2f} s {truth_rps:6.2f}  {'stream' if stream else 'levels'}  "
+                f"{covered:5.1%} ({least:.0%}-{most:.0%}) {np.nanmean(errors):+7.1%} "
+                f"{np.sqrt(np.nanmean(errors**2)):6.1%} "
+                f"{np.median(high - low) / 2 / truth_rps:7.1%} "
+                f"{np.mean(seconds):8.0f} {np.quantile(seconds, 0.9):5.0f}"
+                f"  undecided {np.isnan(errors).sum()}",
+                flush=True,
+            )
+
+
 def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolerance: float) -> None:
     """Searches over HTTP. The mock keeps its times only where a core is free for it."""
     ttft_s = 0.002
@@ -192,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         coverage_and_bisection(options.searches, bisection="bisection" in options.what)
     if "speed" in options.what:
         speed()
+    if "servers" in options.what:
+        servers(options.searches)
     if "live" in options.what:
         numbers = range(options.first, options.first + options.live_searches)
         live(numbers, options.slots, options.service, options.wait, options.tolerance)

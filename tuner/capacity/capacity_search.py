@@ -18,6 +18,7 @@ from ...workloads.errors import SloBenchError
 from .curve import CapacityLevel, Crossing, crossing
 from .level_samples import LevelRunner, LevelSample, check_refused
 from .search_options import (
+    LEAST_SHARES,
     Budget,
     Capacity,
     CapacitySearch,
@@ -38,6 +39,8 @@ _LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
 _RESOLUTION = 0.001  # an attainment within ±0.1 % is precise enough
 _LENGTHEN = 4  # times what the longest run was, at most
+_SETTLED_TIMES = 3  # times, that a run is settled, and may bracket
+_HORIZONS_OF_AN_ANSWER = 3  # a long bound extends a budget of time less than long answers
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
 _LEAST_LAST = 0.5  # times the least run: a run in the time that is left
@@ -118,6 +121,7 @@ class _Search:
         self._wall_s = 0.0
         self._runs = 0
         self._horizon_s = self._stay_s = 0.0
+        self._answer_s = math.inf  # the shortest mean time in the system: without a queue
         self._budget_spent: SpentBudget | None = None
         self._own = dict.fromkeys(options.targets, (0, 0.0))  # spent on a target alone
         self._exhausted: dict[float, SpentBudget] = {}  # by target
@@ -213,7 +217,8 @@ class _Search:
     def _cross(self, target: float) -> Crossing | None:
         """By the long runs alone, as soon as they suffice."""
         levels = self._usable()
-        estimate = crossing(levels, target)
+        quantile = self._options.quantile
+        estimate = crossing(levels, target, quantile)
         if estimate is None:
             return None
         long = []
@@ -222,7 +227,7 @@ class _Search:
             runs = tuple(run for run in level.samples if run.requests >= needed)
             if any(run.valid for run in runs):
                 long.append(replace(level, samples=runs))
-        return crossing(long, target) or estimate
+        return crossing(long, target, quantile) or estimate
 
     def _precise(self, estimate: Crossing) -> bool:
         return (
@@ -269,9 +274,15 @@ class _Search:
 
     def _bracketing_limit(self, rate_rps: float) -> float:
         """Most requests in a run that only brackets: a share of the budget."""
-        budget = self._options.shares_of or self._budget(rate_rps)
-        least, most = 2 * _LONGER * self._options.requests, _LONGER**2 * self._options.requests
-        return min(max(budget.longest_run(rate_rps), least), most)
+        budget, least = self._options.shares_of or self._budget(rate_rps), self._options.requests
+        limit = float(_LONGER**2 * least)
+        if budget.requests is not None:
+            limit = min(limit, max(budget.requests / LEAST_SHARES, 2 * _LONGER * least))
+        if budget.time_s is not None:
+            settle_s = SETTLED_HORIZONS * max(self._horizon_s, self._stay_s)
+            long_s = max(budget.time_s / LEAST_SHARES, _SETTLED_TIMES * settle_s)
+            limit = min(limit, long_s * rate_rps)
+        return limit
 
     def _budget(self, rate_rps: float) -> Budget:
         """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
@@ -282,7 +293,7 @@ class _Search:
         rate_rps = min((rate_rps, *missed))
         horizon_s = self._horizon_s
         if self._options.budget.time_s is not None:
-            horizon_s = max(horizon_s, self._stay_s)
+            horizon_s = max(horizon_s / _HORIZONS_OF_AN_ANSWER, self._answer_s)
         return self._options.budget.extended(horizon_s, rate_rps)
 
     def _run(self, rate_rps: float, requests: int, target: float | None = None) -> LevelSample:
@@ -315,6 +326,7 @@ class _Search:
         )
         self._correct()
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
+        self._answer_s = min(self._answer_s, sample.stay_s)
         if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
             self._stay_s = max(self._stay_s, sample.stay_s)
         runs = [run for level in self._levels() for run in level.samples]
@@ -387,9 +399,9 @@ class _Search:
         passing, failing = self._decided(max(options.targets))
         if not levels:
             rate = min(self._known) / 2
-        elif not passing:
+        elif not passing and (failing or levels[-1].rate_rps * self._step > self._highest_rps):
             rate = min(self._known) / self._step
-        elif passing[0] > min(failing, default=math.inf):  # one of them by chance
+        elif passing and passing[0] > min(failing, default=math.inf):  # one of them by chance
             rate = min(self._known) / _WIDEST_BRACKET
         elif not self._decided(min(options.targets))[1]:
             rate = levels[-1].rate_rps * self._step
@@ -529,9 +541,10 @@ class _Search:
 def throughput_of_bursts(runner: LevelRunner, *, first_seed: int) -> float:
     """Requests per second that a server completes when more wait than it can serve.
 
-    Bursts grow, each offered within about a second, until one lasts `_BURST_S` or the throughput
-    grows no more. A server takes 20 to 30 s for it; one that completes less than a request a
-    second is known after the first burst.
+    Bursts grow, each offered within about a second, until the throughput grows no more or one lasts
+    twice `_BURST_S`: a first burst of long answers lasts that long, but is too small to fill the
+    server. A server takes 15 to 50 s for it; one that completes less than two requests a second is
+    known after the first burst.
     """
     requests, best = _FIRST_BURST, 0.0
     for place in range(_MOST_BURSTS):
@@ -539,9 +552,9 @@ def throughput_of_bursts(runner: LevelRunner, *, first_seed: int) -> float:
         throughput = sample.requests / max(sample.wall_s, 1e-9)
         grown = throughput / best if best else math.inf
         best = max(best, throughput)
-        if sample.wall_s >= _BURST_S or grown < _GROWN:
+        if sample.wall_s >= 2 * _BURST_S or grown < _GROWN:
             break
-        requests = math.ceil(min(4 * requests, max(requests, _BURST_S * throughput) * _GROWN))
+        requests = math.ceil(min(4 * requests, max(2 * requests, _BURST_S * throughput * _GROWN)))
     return best
 
 

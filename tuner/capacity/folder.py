@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ...harness.load_generator.send_job import Senders
 
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
-_BURST_SHARE = 0.75  # of the throughput of bursts, which know none either
+BURST_SHARE = 0.75  # of the throughput of bursts, which know none either
 _SLO_SAMPLE = 500  # requests of which one at least must have an SLO
 _BURST_SEEDS = 900_000  # of bursts, away from those of levels
 
@@ -215,7 +215,7 @@ def start_rps(experiment: Experiment, spec: CellSpec, runner: LevelRunner) -> fl
         if source(spec.workload).has_arrivals:
             return 1.0
         seed = experiment.seed + _BURST_SEEDS
-        return _BURST_SHARE * throughput_of_bursts(runner, first_seed=seed)
+        return BURST_SHARE * throughput_of_bursts(runner, first_seed=seed)
     if spec.workload.models is not None:
         return float(spec.instances)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
@@ -320,12 +320,14 @@ class _Searches:
             near = _neighbours(columns, earlier_rows, self.options.targets)
         near = self.memory.neighbours.setdefault(name, near)
         known_runs = self.memory.remembering(name, runner, begin)
+        first_rps = near[0] if near else start_rps(self.experiment, spec, known_runs)
+        bursts = self.backend is not None and not self.experiment.rates
         search = search_cell(
             known_runs,
             spec,
             self.options,
-            near[0] if near else start_rps(self.experiment, spec, known_runs),
-            near,
+            first_rps,
+            near or ((first_rps,) if bursts else ()),
             self.experiment.requests[0],
             watch,
             known_runs.expect,

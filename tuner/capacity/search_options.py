@@ -14,11 +14,11 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from . import capacity_options as usual
 from .capacity_options import CapacityOptions
-from .curve import CapacityLevel
+from .curve import QUANTILE, REAL_QUANTILE, CapacityLevel
 from .level_samples import LevelSample
 
 _IN_REAL_TIME = 0.5  # of the time of its arrivals, that a run on a server takes at least
-_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
+LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
 
 
@@ -53,7 +53,7 @@ class Budget:
 
     def longest_run(self, rate_rps: float) -> float:
         """Most requests of a run at `rate_rps`: a small share of the budget."""
-        return self.most_requests(rate_rps) / _LEAST_SHARES
+        return self.most_requests(rate_rps) / LEAST_SHARES
 
 
 def requests_of_a_run(experiment: ExperimentSchema) -> int:
@@ -89,6 +89,7 @@ class SearchOptions:
     low_rps: float = 0.0
     high_rps: float = math.inf
     most_horizons: float = usual.SIMULATED_HORIZONS
+    quantile: float = QUANTILE
 
     @classmethod
     def of(cls, experiment: ExperimentSchema, options: CapacityOptions) -> Self:
@@ -108,10 +109,11 @@ class SearchOptions:
             targets=targets,
             tolerance=tolerance,
             requests=requests_of_a_run(experiment),
-            seeds=len(seeds_of_a_level(experiment)),
+            seeds=experiment.seeds or (usual.SEEDS if simulated else usual.REAL_SEEDS),
             first_seed=experiment.seed,
             budget=budget,
             most_horizons=usual.SIMULATED_HORIZONS if simulated else usual.REAL_HORIZONS,
+            quantile=QUANTILE if simulated else REAL_QUANTILE,
         )
 
     @property

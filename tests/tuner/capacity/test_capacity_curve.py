@@ -139,3 +139,12 @@ def test_crossing_interval_ignores_bends_far_away():
     alone, both = crossing(near, 0.9), crossing(near + far, 0.9)
     assert both.dispersion == pytest.approx(alone.dispersion, rel=0.2)
     assert both.rate_rps == pytest.approx(10, rel=0.003)
+
+
+def test_crossing_where_a_low_rate_fails_by_chance_rests_on_both_sides():
+    shares = {43.7: (1, 662), 44.5: (0.871, 677), 44.9: (1, 683), 47.8: (0.99, 727)}
+    shares |= {48.6: (0.011, 740)}
+    growing = CapacityLevel(64.2, (run(64.2, 47, 274, backlog=range(0, 84, 4)),))
+    levels = [level(rate, share, counted=counted) for rate, (share, counted) in shares.items()]
+    estimate = crossing([*levels, growing], 0.9)
+    assert 42 <= estimate.low_rps <= estimate.rate_rps <= estimate.high_rps <= 50

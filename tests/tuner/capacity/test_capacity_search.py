@@ -8,6 +8,7 @@ from reference.mdc_queue import MdcQueue
 from slo_bench.tuner.capacity.capacity_checkpoint import RememberingRunner
 from slo_bench.tuner.capacity.capacity_search import find_capacity
 from slo_bench.tuner.capacity.curve import CapacityLevel
+from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.capacity.search_options import Budget, SearchOptions, SearchOutcome
 from slo_bench.workloads.errors import SloBenchError
 
@@ -289,3 +290,34 @@ def test_coarse_tolerance_decides_by_shorter_runs():
 
     assert undecided(0.03) == undecided(0.05) > 0
     assert undecided(0.2) == 0
+
+
+class NeverSettled:
+    """Runs too short to pass; requests miss from 20 req/s on."""
+
+    def run(self, rate_rps, seed, requests):
+        each = requests // 20
+        return LevelSample(
+            batch_met=((0.0 if rate_rps > 20 else float(each)),) * 20,
+            batch_requests=(each,) * 20,
+            backlog=(0,) * 21,
+            horizon_s=1.0,
+            window_s=1.0,
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            wall_s=requests / rate_rps,
+        )
+
+
+def test_find_capacity_goes_up_from_a_rate_that_meets_its_slo_in_a_run_too_short_to_pass():
+    options = SearchOptions(targets=(0.9,), requests=100, budget=Budget(None, 300.0))
+    rates = []
+    find_capacity(
+        NeverSettled(),
+        start_rps=9.0,
+        options=options,
+        neighbours=[9.0],
+        watch=lambda so_far: rates.append(so_far.sample.rate_rps),
+    )
+    assert list(dict.fromkeys(rates))[:4] == [9.0, 10.8, 15.6, 31.2]
