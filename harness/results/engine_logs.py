@@ -43,11 +43,11 @@ REPEATED = "repeated"  # the same: levels that were measured again
 _LATEST_S = 1e11  # seconds since 1970 are 2e9, milliseconds 2e12
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
-# Where a request tells how it ended, and what those tell that finished; NaN is not equal to itself.
+# Where a request tells how it ended, and what those tell that finished.
 _FINISHED: Mapping[str, Callable[[Any], bool]] = {
     "outcome": lambda word: word in (None, "finished", "completed", "success", "ok"),
     "success": lambda flag: flag not in (False, "False", "false", "0"),
-    "error": lambda text: not text or text != text,
+    "error": lambda text: not text or str(text).lower() in ("none", "null", "nan", "false"),
 }
 _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens")
 _WORDS = (*_FINISHED, "request_id")
@@ -418,10 +418,11 @@ def log_of_columns(
 
 def _repeated(ids: Sequence[Any]) -> tuple[str, ...]:
     """A note on requests with the id of another, if there are any."""
-    [(most_common, times)] = Counter(map(str, ids)).most_common(1)
-    if times == 1:
+    times_by_id = Counter(str(name) for name in ids if name not in (None, ""))
+    repeated = times_by_id.total() - len(times_by_id)
+    if not repeated:
         return ()
-    repeated = len(ids) - len(set(map(str, ids)))
+    [(most_common, times)] = times_by_id.most_common(1)
     return (
         f"{repeated} requests have the request_id of an earlier one ({most_common!r} is there "
         f"{times} times); runs in one file, and requests written twice, are simulated as one load",

@@ -230,7 +230,8 @@ class Kernels:
         """Whether linear attention of this kind was measured; else it is computed by its
         roofline.
         """
-        return recurrence.kind == "gated-delta" and "linear_context/shape" in self._tables
+        shapes = self._tables.get("linear_context/shape", ())  # none on A100
+        return recurrence.kind == "gated-delta" and len(shapes) > 0
 
     def recurrence_s(self, tokens: Floats, recurrence: Recurrence) -> Floats:
         """Seconds in which one layer computes a prompt's chunk of each number of `tokens`."""

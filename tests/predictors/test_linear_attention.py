@@ -118,6 +118,11 @@ def test_linear_step_time_without_tables_is_marked_unfitted():
     assert without.recurrence_s(np.array([1024.0]), recurrence) < kernel_times.recurrence_s(
         np.array([1024.0]), recurrence
     )
+    on_a100 = placed(PlacementSpec(NAME, "a100-80g", 4)).step_time  # its tables have none
+    assert not on_a100.fitted
+    assert on_a100.model.step_s(0, 0, ((0, 2048),)) > put(4).step_time.model.step_s(
+        0, 0, ((0, 2048),)
+    )
 
 
 def test_linear_attention_with_speculation_is_refused():

@@ -115,7 +115,9 @@ def pace_of(
     )
     budget = options.budget.extended(sample.horizon_s, rate_rps)
     longest = max(options.requests, int(min(longest, budget.longest_run(rate_rps))))
-    requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
+    # In less, a system that is overloaded has not missed an SLO yet.
+    least = max(LEAST_REQUESTS, sample.requests_to_settle)
+    requests = tuple(max(least, math.ceil(longest * share)) for share in LADDER)
     runs: list[LevelSample] = []
     widest = _WIDEST_MOVE  # halved at each move, so that moves end
     while len(runs) < len(requests):

@@ -158,7 +158,8 @@ class KVCacheManager:
         """Cache what `r` has filled beyond its prompt's units, under numbers of their own."""
         if self.refs:  # else there is nothing that they could outlive
             held = r.shared = r.shared or []
-            for _ in range(len(held), (r.blocks - 1) // self.unit_blocks):
+            filled = min(r.blocks - 1, r.kv_tokens // self.block_size)  # others are but reserved
+            for _ in range(len(held), filled // self.unit_blocks):
                 unit = self._new_number()
                 self.refs[unit] = 1
                 held.append(unit)

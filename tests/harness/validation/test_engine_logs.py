@@ -73,7 +73,10 @@ def test_requests_that_failed_are_left_out_of_a_log(tmp_path, fields):
 
 @pytest.mark.parametrize(
     ("column", "fine", "failed"),
-    [("outcome", "finished", "failed"), ("success", "True", "False"), ("error", "", "timeout")],
+    [
+        *(("outcome", "finished", "failed"), ("success", "True", "False")),
+        *(("error", "", "timeout"), ("error", "None", "timeout"), ("error", "nan", "timeout")),
+    ],
 )
 def test_rows_that_failed_are_left_out_of_a_table(tmp_path, column, fine, failed):
     file = tmp_path / "table.csv"
@@ -91,6 +94,8 @@ def test_request_ids_that_repeat_are_named(tmp_path):
     log = read_log(written(tmp_path, FIRST, SECOND))
     assert "1 requests have the request_id of an earlier one ('a' is there 2 times)" in log.notes[0]
     assert not read_log(written(tmp_path, FIRST, SECOND | {"request_id": "b"})).notes
+    unnamed = {"request_id": None}
+    assert not read_log(written(tmp_path, FIRST | unnamed, SECOND | unnamed)).notes
 
 
 def test_lines_end_where_lines_of_a_file_do(tmp_path):

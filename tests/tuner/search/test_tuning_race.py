@@ -102,11 +102,13 @@ class Patient(Formula):
         )
 
 
-def test_climb_is_not_misled_by_runs_too_short_to_miss_an_slo():
-    options = SearchOptions(targets=(TARGET,), requests=200)
+@pytest.mark.parametrize("budget", [Budget(), Budget(4000, horizons=300.0)])
+def test_pace_is_not_misled_by_runs_too_short_to_miss_an_slo(budget):
+    options = SearchOptions(targets=(TARGET,), requests=200, budget=budget)
     pace = pace_of(Patient(4.0), options, 20.0, gpus=1, first_seed=77)
     assert pace is not None
     assert pace.estimate_rps == pytest.approx(4.0, rel=0.05)
+    assert not raced(Patient(4.4), pace).lost
 
 
 def test_climb_of_a_server_tries_no_rate_at_which_a_run_takes_its_whole_time():

@@ -158,6 +158,17 @@ def test_blocks_of_answers_are_lost_in_turn_although_no_prompt_finds_them():
     assert kv_manager.get_computed_blocks(request(40, 1, 2)) == 2
 
 
+def test_blocks_that_were_reserved_and_not_filled_are_not_kept():
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
+    preempted = request(100, 1, 2, 3, 4, 5, 6)
+    kv_manager.free -= 7
+    preempted.blocks, preempted.kv_tokens = 7, 40
+    kv_manager.cache_blocks(preempted, 40)
+    kv_manager.release(preempted)
+    assert list(kv_manager.idle) == [2, 1]
+    assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)
+
+
 def test_match_moves_a_prefix_to_the_end_of_the_eviction_order():
     kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(32, 1, 2))
