@@ -201,18 +201,22 @@ def _lost(runs: Sequence[LevelSample], pace: PruningThreshold, *, last: bool) ->
     total = float(gained.sum())
     if grows(runs) and total <= 0:
         return True
-    if last or not gained.any():  # the very same twice: it makes no difference
-        return total <= 0 and len(runs) > 1
+    counted, met = sum(run.counted for run in runs), _leaders(runs, pace)
+    if last or not gained.any():
+        # The very same twice makes no difference, unless both met all.
+        return total <= 0 and len(runs) > 1 and bool(gained.any() or met < counted)
     error = float(gained.std(ddof=1)) * math.sqrt(len(gained))
-    counted = sum(run.counted for run in runs)
-    share = _leaders(runs, pace) / counted
+    share = met / counted
     worth = _WORTH * pace.slope * share * (1 - share) * counted
     return total - worth < -_OUT_SIGMAS[len(runs) - 1] * error
 
 
 def _leaders(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
-    """Requests of the leader that met their SLO in as many runs."""
-    return sum(sum(batches) for batches in pace.met[: len(runs)])
+    """Requests of the leader that met their SLO in as many runs, of those that count in these:
+    with sessions arrivals, and so what counts, depend on answers.
+    """
+    met = sum(sum(batches) for batches in pace.met[: len(runs)])
+    return min(met, sum(run.counted for run in runs))
 
 
 def _ahead(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:

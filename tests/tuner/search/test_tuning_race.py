@@ -214,6 +214,20 @@ def test_race_drops_an_equal_configuration_early(pace):
     assert outcome.estimate_rps == pytest.approx(pace.rate_rps, rel=0.02)
 
 
+def test_runs_in_which_leader_and_other_met_all_decide_nothing(pace):
+    all_met = tuple((n // BATCHES,) * BATCHES for n in pace.requests)
+    assert not raced(Formula(8.0), dataclasses.replace(pace, rate_rps=1.0, met=all_met)).lost
+    assert not raced(
+        Formula(8.0), dataclasses.replace(pace, rate_rps=1.0, met=(*all_met[:2], pace.met[2]))
+    ).lost
+
+
+def test_race_with_a_leader_of_which_more_requests_count_is_estimated(pace):
+    """With sessions later requests arrive when earlier ones are answered."""
+    met = tuple((1 + n // BATCHES,) * BATCHES for n in pace.requests)
+    assert raced(Formula(9.0), dataclasses.replace(pace, met=met)).lost
+
+
 def test_race_of_invalid_runs_decides_nothing(pace):
     assert not raced(Formula(1.0, valid=False), pace).lost
 
