@@ -129,6 +129,8 @@ def pace_of(
         if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
             move = min(max(away / slope, -widest), widest) if away > -_LOST_LOGITS else -widest
             rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
+        elif away < -2 * _LOST_LOGITS:
+            return None  # hardly a request meets its SLO, and no other would be told from it
     met = tuple(run.batch_met for run in runs)
     estimate_rps = _moved(rate_rps, away / slope)
     return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)

@@ -111,6 +111,19 @@ def test_pace_is_not_misled_by_runs_too_short_to_miss_an_slo(budget):
     assert not raced(Patient(4.4), pace).lost
 
 
+class Flattered(Formula):
+    """As with sessions, whose later requests come late: short runs meet their SLO at any rate."""
+
+    def run(self, rate_rps, seed, requests):
+        sample = super().run(rate_rps / 10 if requests < 200 else rate_rps, seed, requests)
+        return dataclasses.replace(sample, rate_rps=rate_rps)
+
+
+def test_no_pace_where_hardly_a_request_meets_its_slo():
+    options = SearchOptions(targets=(TARGET,), requests=150)
+    assert pace_of(Flattered(4.0), options, 20.0, gpus=1, first_seed=77) is None
+
+
 def test_climb_of_a_server_tries_no_rate_at_which_a_run_takes_its_whole_time():
     budget = Budget(None, time_s=100.0)
     pace, runner = pace_at(1e-6, 640.0, budget=budget)
