@@ -30,7 +30,7 @@ _LATE = 5.0  # times the median: a longer bar is cut
 _SHORT_S = 0.5  # the middle of an axis of latencies below which they are shown in ms
 _LABEL_SHARE = 0.3  # of a figure's width, for the label of a line
 _LABEL_HIGH = 0.15  # of a low figure's height, for the same
-_FEW_DECADES, _MANY_DECADES = 0.85, 2.3  # between them 1, 2 and 5 are labelled
+_FEW_DECADES, _MANY_DECADES = 0.85, 2.0  # between them 1, 2 and 5 are labelled
 
 
 @dataclass(frozen=True)
