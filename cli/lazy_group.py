@@ -93,7 +93,7 @@ class LazyGroup(TyperGroup):
         return _sparing(super().get_params, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the group's own options; errors are those of `parse_single`."""
+        """Parse the group's own options by `parse_single`."""
         return parse_single(super().parse_args, self, ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
