@@ -153,11 +153,11 @@ def servers(searches: int) -> None:
             estimate, low, high = np.array(rates).T
             errors = estimate / truth_rps - 1
             covered = float(((low <= truth_rps) & (truth_rps <= high)).mean())
-            least, most = wilson_interval(covered, searches)
+            covered_low, covered_high = wilson_interval(covered, searches)
             seconds = [took_s for _, took_s in results]
             print(
                 f"{wait_slo_s + 0.05:6.2f} s {truth_rps:6.2f}  {'stream' if stream else 'levels'}  "
-                f"{covered:5.1%} ({least:.0%}-{most:.0%}) {np.nanmean(errors):+7.1%} "
+                f"{covered:5.1%} ({covered_low:.0%}-{covered_high:.0%}) {np.nanmean(errors):+7.1%} "
                 f"{np.sqrt(np.nanmean(errors**2)):6.1%} "
                 f"{np.median(high - low) / 2 / truth_rps:7.1%} "
                 f"{np.mean(seconds):8.0f} {np.quantile(seconds, 0.9):5.0f}"

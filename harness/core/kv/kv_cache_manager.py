@@ -154,7 +154,7 @@ class KVCacheManager:
         self.copies_made += 1
         return _FIRST_COPY - self.copies_made
 
-    def keep_answer(self, r: RequestState) -> None:
+    def _keep_answer(self, r: RequestState) -> None:
         """Cache what `r` has filled beyond its prompt's units, under numbers of their own."""
         if self.refs:  # else there is nothing that they could outlive
             held = r.shared = r.shared or []
@@ -166,7 +166,10 @@ class KVCacheManager:
 
     def release(self, r: RequestState) -> None:
         """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
-        self.keep_answer(r)
+        self._keep_answer(r)
+        self._give_back(r)
+
+    def _give_back(self, r: RequestState) -> None:
         held = r.shared
         if held:
             refs, idle, unit_blocks = self.refs, self.idle, self.unit_blocks

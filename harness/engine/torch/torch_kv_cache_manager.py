@@ -100,16 +100,15 @@ class TorchKVCacheManager(KVCacheManager):
     def flush(self) -> None:
         """Return when all that goes to a store is there."""
 
-    def release(self, r: RequestState) -> None:
-        """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
-        self.keep_answer(r)
+    def _give_back(self, r: RequestState) -> None:
+        # Contents of freed blocks stay readable until the next `allocate_slots`.
         table = self._tables.pop(r, [])
         self.last_released = table.copy()
         self._name_units(r, table)
         for block in table[len(r.shared or ()) * self.unit_blocks :]:
             heappush(self._free_ids, block)
         table.clear()
-        super().release(r)
+        super()._give_back(r)
 
     def evict(self, held: int = 0) -> None:
         before = len(self.idle)
