@@ -43,7 +43,7 @@ from .study_results import (
     rows_of,
     to_prove,
 )
-from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
+from .trial_leases import alive, claim, cut_trials, one_at_a_time, wait_again
 
 PROOF_SHARE = 1 / 6  # of a budget, for the search of the leader's capacity
 _STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
@@ -79,6 +79,10 @@ class StudyWorker:
 
     def work(self) -> None:
         """Run trials until the budget is spent or no untried configuration is left."""
+        with alive(self.study, self.name):
+            self._work()
+
+    def _work(self) -> None:
         while (trial := self._next()) is not None:
             self._evaluate(trial)
             if self.progress is not None:
@@ -148,13 +152,22 @@ class StudyWorker:
         """
         if any(t.state is TrialState.RUNNING for t in trials):
             return False
-        default = not self._over_budget(_requests(trials))
-        for row in to_prove(trials, self.tuning.aim, default=default):
+        for row in self._unproved(trials):
             assert row.values is not None
             estimate_rps = row.values[self.tuning.aim.names.index(CAPACITY)]
             self.study.enqueue_trial(dict(row.configuration), user_attrs={PROOF: estimate_rps})
             return True
         return False
+
+    def leaves_a_proof(self) -> bool:
+        """Whether the capacity of a leader is still to be searched: it was left to another process,
+        which has ended its last trial since.
+        """
+        return bool(self._unproved(self.study.get_trials(deepcopy=False)))
+
+    def _unproved(self, trials: Sequence[FrozenTrial]) -> list[TrialRow]:
+        default = not self._over_budget(_requests(trials))
+        return to_prove(trials, self.tuning.aim, default=default)
 
     def _exhausted(self) -> bool:
         sampler = self.study.sampler

@@ -45,7 +45,7 @@ from .space import Tuning, counts_gpus, space_of
 from .storage import JOURNAL, STUDY_FILE, StudyLocation, opened, quiet, study_location, within_reach
 from .study_results import study_results
 from .study_worker import PROOF_SHARE, StudyWorker, TuneProgress, Watch
-from .trial_leases import alive, new_name, one_at_a_time
+from .trial_leases import new_name, one_at_a_time
 
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
@@ -128,18 +128,20 @@ def tune(
             if (unmet := unmet_alone(alone)) is not None:
                 warn(unmet)
 
-            def work() -> None:
-                name = new_name()
-                with alive(study, name):
-                    StudyWorker(
-                        study, tuning, evaluation, name, place.storage is None, watch
-                    ).work()
-
-            if pool is None:
-                work()
-            else:
-                together([work] * min(jobs or pool.at_once, tune_settings.trials), pool)
-        results = study_results(study, tuning.aim, tuning.space)
+            at_once = 1 if pool is None else min(jobs or pool.at_once, tune_settings.trials)
+            workers = [
+                StudyWorker(study, tuning, evaluation, new_name(), place.storage is None, watch)
+                for _ in range(at_once)
+            ]
+            left = True
+            while left:
+                if pool is None:
+                    workers[0].work()
+                else:
+                    together([worker.work for worker in workers], pool)
+                left = workers[0].leaves_a_proof()
+                results = study_results(study, tuning.aim, tuning.space)
+                left = left and not results.running
         if results.running:  # the last process concludes
             return TuningOutcome(folder, tuning.experiment, tune_settings, results, (), ())
         return concluded(evaluation, tune_settings, results, confirming)

@@ -21,6 +21,7 @@ from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage, opened
 from slo_bench.tuner.search.study_results import (
     EVALUATORS,
+    FINISHED,
     KEY,
     OWNER,
     SAME_AS,
@@ -30,6 +31,7 @@ from slo_bench.tuner.search.study_results import (
     noted,
     stable_importances,
 )
+from slo_bench.tuner.search.study_worker import StudyWorker
 from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
 from slo_bench.tuner.search.tuning_run import tune
 from slo_bench.workloads.errors import SloBenchError
@@ -288,6 +290,19 @@ def test_processes_share_a_study(tmp_path):
     keys = [noted(trial, KEY) for trial in trials if SAME_AS not in trial.user_attrs]
     assert len(keys) >= 5
     assert (tmp_path / "a" / "tune.json").is_file() or (tmp_path / "b" / "tune.json").is_file()
+
+
+def test_who_leaves_a_search_to_another_does_it_once_the_other_has_ended(tmp_path, monkeypatch):
+    queue_proof, asked = StudyWorker._queue_proof, []
+
+    def other_at_work(worker, trials):  # its trial ends just after this look
+        asked.append(len(trials))
+        return len(asked) > 1 and queue_proof(worker, trials)
+
+    monkeypatch.setattr(StudyWorker, "_queue_proof", other_at_work)
+    outcome = tune(EXPERIMENT, quick(trials=2), tmp_path / "o")
+    assert len(asked) > 1
+    assert [row.state for row in outcome.study.best] == [FINISHED]
 
 
 def test_trials_of_dead_processes_are_recognised(tmp_path):
