@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
@@ -110,8 +110,8 @@ class StudyWorker:
             if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
                 ended = not self._queue_untried(trials)
             cut_before = any(noted(t, OWNER) or PROOF in t.user_attrs for t in waiting)
-            if ended and not cut_before and not self._queue_proof(trials):
-                return None
+            if ended and not cut_before:
+                return self._begin_proof(trials)
             trial = self.study.ask()
             note(trial, OWNER, self.name)
             return trial
@@ -144,20 +144,27 @@ class StudyWorker:
         least = LEAST_RUNS * self.evaluation.requests
         return max(PROOF_SHARE * most_requests, min(least, most_requests / 2))
 
-    def _queue_proof(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Queue the search of a leader's capacity; False if there is none to search, or others are
+    def _begin_proof(self, trials: Sequence[FrozenTrial]) -> Trial | None:
+        """Begin the search of a leader's capacity; None if there is none to search, or others are
         still at work: the last of them does it.
 
-        The default is searched, too, unless a budget has ended the study.
+        The default is searched, too, unless a budget has ended the study. The trial never waits in
+        the queue, where another process could take it.
         """
-        if any(t.state is TrialState.RUNNING for t in trials):
-            return False
-        for row in self._unproved(trials):
-            assert row.values is not None
-            estimate_rps = row.values[self.tuning.aim.names.index(CAPACITY)]
-            self.study.enqueue_trial(dict(row.configuration), user_attrs={PROOF: estimate_rps})
-            return True
-        return False
+        rows = self._unproved(trials)
+        if not rows or any(t.state is TrialState.RUNNING for t in trials):
+            return None
+        values = rows[0].values
+        assert values is not None
+        template = create_trial(
+            state=TrialState.RUNNING,
+            system_attrs={"fixed_params": dict(rows[0].configuration)},  # as enqueue_trial has it
+            user_attrs={PROOF: values[self.tuning.aim.names.index(CAPACITY)]},
+        )
+        trial_id = self.study._storage.create_new_trial(self.study._study_id, template)
+        trial = Trial(self.study, trial_id)
+        note(trial, OWNER, self.name)
+        return trial
 
     def leaves_a_proof(self) -> bool:
         """Whether the capacity of a leader is still to be searched: it was left to another process,

@@ -293,15 +293,15 @@ def test_processes_share_a_study(tmp_path):
 
 
 def test_who_leaves_a_search_to_another_does_it_once_the_other_has_ended(tmp_path, monkeypatch):
-    queue_proof, asked = StudyWorker._queue_proof, []
+    begin_proof, looks = StudyWorker._begin_proof, []
 
     def other_at_work(worker, trials):  # its trial ends just after this look
-        asked.append(len(trials))
-        return len(asked) > 1 and queue_proof(worker, trials)
+        looks.append(len(trials))
+        return begin_proof(worker, trials) if len(looks) > 1 else None
 
-    monkeypatch.setattr(StudyWorker, "_queue_proof", other_at_work)
+    monkeypatch.setattr(StudyWorker, "_begin_proof", other_at_work)
     outcome = tune(EXPERIMENT, quick(trials=2), tmp_path / "o")
-    assert len(asked) > 1
+    assert len(looks) > 1
     assert [row.state for row in outcome.study.best] == [FINISHED]
 
 
