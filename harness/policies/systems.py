@@ -26,6 +26,11 @@ from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 from .policy_faults import add_module, hold_to_interface, load_fault_text, watched
 from .stock import ENTRY_POINT_GROUP, STOCK, StockSystem, first_sentence
 
+# Most tokens and sequences of a step: fields of a placement, and the parameters that limit them.
+STEP_LIMITS = {
+    "batched_tokens": ("max_num_batched_tokens", "chunked_prefill_tokens", "chunk_tokens"),
+    "sampled_sequences": ("max_num_seqs", "max_running_requests"),
+}
 DEFAULT_SYSTEM = "vllm"  # where one is needed and none is named
 USER_MODULE = "slo_bench_user_"  # how the names of modules from policy files begin
 
@@ -96,6 +101,17 @@ class System:
         """Those of `values` that are parameters of the system."""
         names = self.parameters()
         return {name: value for name, value in values.items() if name in names}
+
+    @property
+    def step_limits(self) -> dict[str, int]:
+        """Its most tokens and sequences of a step, as fields of a placement."""
+        values = self.parameters()
+        return {
+            limit: values[name]
+            for limit, names in STEP_LIMITS.items()
+            for name in names
+            if name in values
+        }
 
     @property
     def drop_rule(self) -> str:

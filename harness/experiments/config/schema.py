@@ -429,7 +429,7 @@ class ExperimentSchema(BaseModel):
     )
     server_version: Axis[str | None] = setting(
         SERVES_MORE,
-        "Version of the server: simulated (0.11 of vLLM, sglang-0.5.14), with its host times "
+        "Version of the server: simulated (0.11 of vLLM, sglang-0.5.14), its host times and memory "
         f"(Default: the newest checked, {ServerVersion()}), or started, if several are installed.",
         metavar="VERSION",
     )

@@ -243,12 +243,12 @@ class CellSpec:
 
     @property
     def deployment(self) -> Placed:
-        """What the placement names, looked up once in a process.
+        """What the placement names, for steps of this system, looked up once in a process.
 
         Raises:
             SloBenchError: a name is unknown, or the model does not fit.
         """
-        return placed(self.placement)
+        return placed_for(self.placement, configured(self.system, self.parameters))
 
     def plain(self) -> dict[str, Any]:
         """The spec as tables of plain values, to be sent to another process."""
@@ -275,9 +275,20 @@ class Placed:
     front_end: FrontEnd | None = None
 
 
+def placed_for(spec: PlacementSpec, chosen: System) -> Placed:
+    """`placed`, where the server is named with the memory that its steps take at this system's
+    limits: it measures a step of the most tokens and sequences when it starts.
+    """
+    return placed(spec, **chosen.step_limits) if _memory_of(spec) else placed(spec)
+
+
 @file_cache(maxsize=64)
-def placed(spec: PlacementSpec) -> Placed:
+def placed(spec: PlacementSpec, **step_limits: Any) -> Placed:
     """Look the names up and check that the model fits.
+
+    Args:
+        spec: the names.
+        step_limits: fields of a `Placement`, see `System.step_limits`.
 
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
@@ -301,6 +312,7 @@ def placed(spec: PlacementSpec) -> Placed:
         card,
         **{name: value for name, value in vars(spec).items() if name in names},
         **_memory_of(spec),
+        **step_limits,
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_num_gpu_blocks=spec.num_gpu_blocks
         or measured_blocks

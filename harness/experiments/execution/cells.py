@@ -213,7 +213,7 @@ def _instances(spec: CellSpec) -> dict[str, Any]:
         "overlong_requests": spec.overlong_requests,
         "failures": parse_failures(spec.failures) if spec.failures else (),
         "ready_s": spec.deployment.ready_s,
-        "step_time_of": partial(_role_step_time, spec.placement),
+        "step_time_of": partial(_role_step_time, spec),
         "front_end": spec.deployment.front_end,
     }
 
@@ -241,15 +241,15 @@ def _summarised(
     return row | band_columns(spec, fold.sample(), row)
 
 
-def _role_step_time(spec: PlacementSpec, role: Placement) -> StepTime:
+def _role_step_time(spec: CellSpec, role: Placement) -> StepTime:
     """Step times of a role with a placement of its own: those of the run where tp or the kind of
     GPU alone differ.
     """
-    run_placement = placed(spec).placement
-    if dataclasses.replace(role, tp=run_placement.tp, gpu=run_placement.gpu) == run_placement:
-        gpu_name = spec.gpu if role.gpu == run_placement.gpu else role.gpu.name
-        return placed(spec.replaced(tp=role.tp, gpu=gpu_name)).step_time.model
-    return spec.step_time(role).model
+    run, place = spec.deployment.placement, spec.placement
+    if dataclasses.replace(role, tp=run.tp, gpu=run.gpu) == run:
+        gpu_name = place.gpu if role.gpu == run.gpu else role.gpu.name
+        return placed(place.replaced(tp=role.tp, gpu=gpu_name)).step_time.model
+    return place.step_time(role).model
 
 
 def simulated_row(

@@ -23,7 +23,7 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import ATTACHED, SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
 from ..config.setting import column_value, declared
-from .cell_specs import PlacementSpec, WorkloadSpec, placed, source
+from .cell_specs import PlacementSpec, WorkloadSpec, placed, placed_for, source
 from .cells import models_of
 from .offered_load import estimated_phases
 
@@ -276,11 +276,13 @@ def _check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combi
     for choice, combination in itertools.product(systems, combinations):
         system = choice.system
         if system is None or system.cluster is None:
+            if system is not None and system.sharing is None:
+                placed_for(combination.place, system)
             _check_failures(choice, combination, combination.instances_of(system))
             continue
         if combination.place.device_map is not None:
             raise SloBenchError(f"{choice.label} places layers itself; leave device_map out")
-        place = placed(combination.place).placement
+        place = placed_for(combination.place, system).placement
         settled = system.cluster.with_parameters(**by_load(choice, combination))
         roles = settled.layout(system.policy, place, combination.generating(system))
         for role in roles:

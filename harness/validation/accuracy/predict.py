@@ -22,7 +22,7 @@ from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
 from ...core.records.request_records import Outcome
 from ...engine.simulator.simulate import simulate
-from ...policies.systems import System, system
+from ...policies.systems import STEP_LIMITS, System, system
 from ..replay.log_replay import METRICS, latencies
 from .clients import Client, Server, client_of, server_of
 from .highest_rate import highest_rate
@@ -212,14 +212,9 @@ def _server(case: Case) -> Server:
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = token_budget(case), max_num_seqs(case)
-    names = {
-        "max_num_batched_tokens": budget,
-        "chunked_prefill_tokens": budget,
-        "max_num_seqs": seqs,
-        "max_running_requests": seqs,
-        "async_scheduling": measured_server(case).schedules_ahead,
-    }
+    limits = {"batched_tokens": token_budget(case), "sampled_sequences": max_num_seqs(case)}
+    names = {name: limits[limit] for limit, names in STEP_LIMITS.items() for name in names}
+    names["async_scheduling"] = measured_server(case).schedules_ahead
     return served.with_parameters(**served.known(names))
 
 

@@ -72,8 +72,8 @@ def test_run_takes_the_step_times_whose_accuracy_is_published(key):
         assert run.step_time.model.step_s(*step) == published.model.step_s(*step)
 
 
-def run_beside_published(case, load):
-    """TTFT and E2E (s) of an open loop as `accuracy` predicts it, and as `run` simulates it."""
+def simulated_by_run(case, load):
+    """The records of an open loop that `run` simulates on the server of a measurement."""
     spec = PlacementSpec(
         case.model,
         case.gpu,
@@ -89,29 +89,38 @@ def run_beside_published(case, load):
         cell, system=case.engine, placement=spec, parameters=parameters, overlong_requests="error"
     )
     workload = Workload(load.arrival_s, load.prompt_tokens, load.output_tokens)
-    records = simulated(cell, workload, None).records
-    return {"ttft_mean": records.ttft_s.mean(), "e2e_mean": records.e2e_s.mean()}
+    return simulated(cell, workload, None).records
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "gpu"),
-    [("vllm", "0.15.1", "h100-80g"), ("vllm", "0.12.0", "h100-80g"), ("vllm", "0.19.0", "b200")],
+    ("engine", "version", "gpu", "rate_rps", "preempts"),
+    [
+        ("vllm", "0.15.1", "h100-80g", 20, False),
+        ("vllm", "0.12.0", "h100-80g", 20, False),
+        ("vllm", "0.19.0", "b200", 20, False),
+        ("vllm", "0.15.1", "l4", 4, True),
+        ("vllm", "0.19.0", "a10", 8, True),
+    ],
 )
-def test_run_takes_the_whole_simulation_whose_accuracy_is_published(engine, version, gpu):
-    """Step times, host, batch limits and front end, from arrival to the last token, where KV does
-    not bind: `run` counts memory with steps of 8,192 tokens and 256 sequences.
+def test_run_takes_the_whole_simulation_whose_accuracy_is_published(
+    engine, version, gpu, rate_rps, preempts
+):
+    """Step times, host, batch limits, memory and front end, from arrival to the last token, also
+    where KV binds.
     """
     draw = np.random.default_rng(1)
     n = 200
     load = OpenLoop(
-        np.cumsum(draw.exponential(1 / 20, n)),
+        np.cumsum(draw.exponential(1 / rate_rps, n)),
         draw.integers(100, 3000, n),
         draw.integers(2, 400, n),
         np.ones(n, dtype=np.bool_),
     )
     case = Case(engine, version, gpu, "llama-3.1-8b", load, harness="someone")
     published = predict(case).figures
-    run = run_beside_published(case, load)
+    records = simulated_by_run(case, load)
+    assert bool(records.preemptions_recompute.sum()) == preempts
+    run = {"ttft_mean": records.ttft_s.mean(), "e2e_mean": records.e2e_s.mean()}
     assert run == pytest.approx({name: published[name] for name in run}, rel=1e-9)
 
 
