@@ -27,9 +27,10 @@ from slo_bench.workloads.workload import Workload
 TOML = 'name = "a"\nseed = 0\n'
 
 
-def opened(path, *, toml=TOML, resume=False, cells=("a", "b", "c")):
+def opened(path, *, toml=TOML, resume=False, cells=("a", "b", "c"), **environment):
+    environment = {"python": "3", **environment}
     return open_run_folder(
-        path, cells=cells, experiment_toml=toml, environment={"python": "3"}, resume=resume
+        path, cells=cells, experiment_toml=toml, environment=environment, resume=resume
     )
 
 
@@ -146,6 +147,27 @@ def test_resume_refuses_another_experiment(tmp_path):
         opened(run, toml=TOML.replace("0", "1"), resume=True),
     ):
         pass
+
+
+STEP_TIMES = {"a on b tp1": {"fitted": True, "provenance": "tables"}}
+
+
+@pytest.mark.parametrize(
+    ("now", "problem"),
+    [
+        ({"slo_bench": "2", "step_time": STEP_TIMES}, "begun with slo-bench 1, this is 2"),
+        ({"slo_bench": "1", "step_time": {"a on b tp1": {}}}, "other step times"),
+        ({"slo_bench": "2", "step_time": {}}, None),  # a real server's cells stay what they are
+        ({"slo_bench": "1", "step_time": STEP_TIMES}, None),
+    ],
+)
+def test_resume_mixes_no_figures_of_two_simulators(tmp_path, now, problem):
+    run = tmp_path / "run"
+    with opened(run, slo_bench="1", step_time=now["step_time"] and STEP_TIMES) as folder:
+        folder.add("a", {"cell": "a", "n": 1})
+    refused = pytest.raises(SloBenchError, match=problem) if problem else contextlib.nullcontext()
+    with refused, opened(run, resume=True, **now) as folder:
+        assert folder.missing == ["b", "c"]
 
 
 def test_failure_before_the_first_cell_removes_the_folder(tmp_path):
