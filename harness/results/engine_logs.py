@@ -49,7 +49,7 @@ _FINISHED: Mapping[str, Callable[[Any], bool]] = {
     "success": lambda flag: flag not in (False, "False", "false", "0"),
     "error": lambda text: not text or str(text).lower() in ("none", "null", "nan", "false"),
 }
-_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens")
+_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "instance")
 _WORDS = (*_FINISHED, "request_id")
 
 
@@ -99,9 +99,32 @@ class RealLog:
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache, if logged
     shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
     of_client: bool = False
+    instance: Ints | None = None  # that served each request, from 0; None: not told
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def by_instance(self) -> list[RealLog]:
+        """The log of each instance, or itself where requests do not tell theirs."""
+        if self.instance is None or not self.instance.any():
+            return [self]
+        numbers = np.unique(self.instance).tolist()
+        return [self._part(k, np.flatnonzero(self.instance == k)) for k in numbers]
+
+    def _part(self, number: int, rows: NDArray[np.intp]) -> RealLog:
+        zero_s, blocks = self.arrival_s[rows[0]], self.shared_blocks
+        times = ("arrival_s", "begin_s", "first_s", "last_s")
+        others = ("prompt_tokens", "output_tokens", "rows")
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}, instance {number}",
+            engine=dataclasses.replace(self.engine, instances=1),
+            cached_tokens=None,
+            shared_blocks=blocks if blocks is None else [blocks[row] for row in rows],
+            instance=None,
+            **{name: getattr(self, name)[rows] - zero_s for name in times},
+            **{name: getattr(self, name)[rows] for name in others},
+        )
 
     @property
     def digest(self) -> str:
@@ -413,7 +436,16 @@ def log_of_columns(
         cached_tokens=int(np.minimum(cached, 2**40).sum()) if len(cached) else None,
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),
         of_client=queues is None,
+        instance=_instances(columns.get("instance"), rows),
     )
+
+
+def _instances(served_by: Sequence[Any] | None, rows: Ints) -> Ints | None:
+    """The number of each request's instance by name; None where one has none."""
+    names = [] if served_by is None else [str(served_by[row]) for row in rows]
+    if not names or {"-1", "None", "nan", ""} & set(names):
+        return None
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def _repeated(ids: Sequence[Any]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ....predictors.profiles.scope import Range, Scope
 from ....predictors.scaled import calibrated
 from ....workloads.arrays import Floats, Mask
 from ....workloads.errors import SloBenchError
-from ...policies.systems import DEFAULT_SYSTEM
+from ...policies.systems import DEFAULT_SYSTEM, system
 from ...results.engine_logs import EngineSettings, RealLog
 from ...results.request_blocks import HASH_IDS
 from ..replay.log_replay import (
@@ -141,6 +141,8 @@ def calibrate(
             does not come near its log.
     """
     settings = overrides or EngineSettings()
+    if system(engine).cluster is None:
+        logs = [part for log in logs for part in log.by_instance()]
     engines = [merged(log.engine, settings) for log in logs]
     for name in _OF_ALL:
         values = sorted({str(getattr(engine_settings, name)) for engine_settings in engines})
@@ -288,8 +290,8 @@ def _recorded(
     notes += [note for note in replay.notes if not note.startswith(NO_BLOCKS)]  # they are searched
     if (replay.settings.instances or 1) > 1:
         raise SloBenchError(
-            f"{log.name} is of {replay.settings.instances} instances, whose requests are not told "
-            "apart; calibrate on the log of one"
+            f"{log.name} is of {replay.settings.instances} instances, and its requests do not tell "
+            "theirs apart (instance); calibrate on the log of one"
         )
     if log.of_client:
         passed = front_end(server_of(replay.settings))

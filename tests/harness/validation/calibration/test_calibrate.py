@@ -156,6 +156,36 @@ def test_calibrate_refuses_logs_of_different_servers(name, values):
         calibrate(logs, PROFILE)
 
 
+def test_log_of_two_instances_that_requests_tell_is_calibrated_as_two_logs(tmp_path):
+    parts = [slow_log(400, seed) for seed in (1, 2)]
+    rows = [
+        {
+            "arrival_time": log.arrival_s[k],
+            "queued_ts": log.begin_s[k],
+            "input_toks": int(log.prompt_tokens[k]),
+            "output_toks": int(log.output_tokens[k]),
+            "first_token_ts": log.first_s[k],
+            "last_token_ts": log.last_s[k],
+            "instance": f"10.0.0.{7 + number}",
+        }
+        for number, log in enumerate(parts)
+        for k in range(len(log))
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    log = dataclasses.replace(
+        read_log(file), engine=dataclasses.replace(parts[0].engine, instances=2)
+    )
+    calibrated = calibrate([log], PROFILE, host_s=0.004)
+    assert calibrated.calibration.requests == 160
+    assert calibrated.calibration.origin[1].endswith("requests.jsonl, instance 1")
+    separate = calibrate(parts, PROFILE, host_s=0.004).calibration
+    assert calibrated.calibration.factors == pytest.approx(separate.factors, abs=2e-4)
+    untold = dataclasses.replace(log, instance=None)
+    with pytest.raises(SloBenchError, match="of 2 instances, and its requests do not tell"):
+        calibrate([untold], PROFILE, host_s=0.004)
+
+
 def test_what_two_logs_lack_is_said_once():
     logs = [dataclasses.replace(slow_log(400, seed), notes=("a note",)) for seed in (1, 2)]
     assert calibrate(logs, PROFILE, host_s=0.004).notes.count("a note") == 1
