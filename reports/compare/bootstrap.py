@@ -130,7 +130,7 @@ def _makespan_parts(sample: RunSample, rows: Ints, blocks: int) -> Floats:
     order = np.argsort(ends_s)[: np.isfinite(ends_s).sum()]
     last_s = ends_s[order[-1:]]
     between_s = np.diff(ends_s[order], prepend=last_s - sample.window.makespan_s)
-    return np.bincount(rows[order], between_s, blocks)
+    return np.bincount(rows[order], between_s, blocks).astype(np.float64)
 
 
 def _resampled(
