@@ -40,6 +40,8 @@ _NO_ENDS = (  # finish reasons of answers that are not whole
     *("error", "failed", "timeout", "content_filter", "network_error", "server_error"),
     *("insufficient_system_resource", "sensitive"),
 )
+# How a connection may end after the answer's own end: gateways leave the last chunk out.
+_AFTER_END = (RequestFault.CUT, RequestFault.RESET, RequestFault.STALLED, RequestFault.TIME_LIMIT)
 _ABORTED = ("abort", "aborted", "cancelled", "canceled")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -398,8 +400,8 @@ class _Reader:
         """Read any event; `event` has its `data` at `data_at`, after its other fields. False ends
         the reading.
         """
-        if data.strip() == b"[DONE]":
-            self._done = True
+        if data.strip() in (b"[DONE]", b""):  # no data: no event (WHATWG, server-sent events)
+            self._done |= data.strip() != b""
             return True
         if len(data) <= _MOST_PLAIN_BYTES and (nameless := without_names(data)) is not None:
             plain = _plain_event(nameless)
@@ -543,6 +545,8 @@ class _Reader:
         max_tokens = raw.most_tokens
         tokens = max(answer.completion_tokens, len(answer.token_s))
         answer.surplus = max_tokens is not None and tokens > max_tokens
+        if self._done and answer.fault in _AFTER_END:
+            answer.fault, answer.detail = RequestFault.NONE, ""
         if answer.fault is not RequestFault.NONE:
             return
         if self._finish in _ABORTED:

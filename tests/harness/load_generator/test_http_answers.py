@@ -126,6 +126,30 @@ def test_incomplete_answers_have_their_fault_and_outcome(pieces, options, fault,
     assert (answer.fault, answer.outcome) == (fault, outcome)
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [RequestFault.CUT, RequestFault.RESET, RequestFault.STALLED, RequestFault.TIME_LIMIT],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_answer_that_said_its_end_is_whole_however_its_connection_ends(fault, chunked):
+    pieces = [event(" a"), event(" b", finish="length"), DONE]
+    if chunked:
+        pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]  # and no last chunk
+    answer = read(*pieces, fault=fault, chunked=chunked)
+    assert (answer.outcome, answer.fault, answer.detail) == (
+        Outcome.FINISHED,
+        RequestFault.NONE,
+        "",
+    )
+    assert list(answer.token_s) == [1, 2]
+    assert read(*pieces[:-1], fault=fault, chunked=chunked).fault is fault
+
+
+def test_event_without_data_is_none():
+    answer = read(b"data:\n\n", event(" a"), b"data: \n\n", event(" b", finish="stop"), DONE)
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [2, 4])
+
+
 def test_stop_reason_of_a_policy_gives_rejected_or_dropped():
     end = event("", finish="abort", stop_reason="slo_bench: rejected")
     assert read(end, DONE).outcome is Outcome.REJECTED
