@@ -192,6 +192,9 @@ class _Said(NamedTuple):
     counts: bool
 
 
+_NOTHING = Shown("", "", 0, -1, False)
+
+
 class _PlainEvent(NamedTuple):
     """An event without a fault, in the form of a chat's."""
 
@@ -434,6 +437,8 @@ class _Reader:
         """Read an event that has no fault, and make a shape of it if it can have one."""
         n_contents = len(self._contents)
         for message in plain.messages:
+            if message.finish and self._events and "message" in message.choice:
+                message = message._replace(shown=_NOTHING, counts=False)  # the whole again
             self._choice(message, time_s)
         has_usage = self._usage(plain.payload)
         if has_usage or len(plain.messages) != 1 or self._finish or not self._is_new(event):

@@ -145,6 +145,16 @@ def test_answer_that_said_its_end_is_whole_however_its_connection_ends(fault, ch
     assert read(*pieces[:-1], fault=fault, chunked=chunked).fault is fault
 
 
+def test_whole_answer_at_the_end_of_its_stream_is_no_token():
+    """As MiniMax repeats it: in place of the last delta, with the usage."""
+    last = {"index": 0, "finish_reason": "stop", "message": {"content": " a b c"}}
+    pieces = [delta(content=" a"), delta(content=" b"), delta(content=" c")]
+    end = b"data: " + json.dumps({"choices": [last], "usage": usage(3)}).encode() + b"\n\n"
+    answer = read_answer(raw(*pieces, end, DONE), keep_text=True)
+    assert list(answer.token_s) == [1, 2, 3]
+    assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
+
+
 def test_event_without_data_is_none():
     answer = read(b"data:\n\n", event(" a"), b"data: \n\n", event(" b", finish="stop"), DONE)
     assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [2, 4])
