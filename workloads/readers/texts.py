@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from json import JSONDecodeError
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,11 @@ def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
         key = next((key for key in (*_CONVERSATION, "instruction") if _has(item, key)), None)
         if key is None:
             raise FileFormatError(
-                path, None, f"{place} has neither 'conversations' nor 'messages' nor 'instruction'"
+                path,
+                None,
+                f"{place} has neither 'conversations' nor 'messages' nor 'instruction'; requests "
+                f"are read an object a line: jq -c '.[]' {quote(str(path))} > {quote(path.stem)}"
+                ".jsonl",
             )
         exchange = _alpaca if key == "instruction" else _first_exchange
         try:
