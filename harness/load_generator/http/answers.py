@@ -647,7 +647,8 @@ def _parsed(data: bytes) -> Any:
             text = data.decode()
             value, end = _decode(text, 0)
         except (ValueError, RecursionError, StopIteration):
-            return parse_event(data)  # which says what is wrong
+            # Says what is wrong; a character that was cut between two tokens is not.
+            return parse_event(data.decode(errors="replace"))
         if end == len(text):
             return value
     return parse_event(data)

@@ -155,6 +155,12 @@ def test_whole_answer_at_the_end_of_its_stream_is_no_token():
     assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
 
 
+def test_characters_cut_between_two_events_are_tokens():
+    cut = [event("X").replace(b"X", half) for half in (b"\xf0\x9f", b"\x98\x80")]
+    answer = read(*cut, event(" b", finish="stop"), DONE)
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [1, 2, 3])
+
+
 def test_event_without_data_is_none():
     answer = read(b"data:\n\n", event(" a"), b"data: \n\n", event(" b", finish="stop"), DONE)
     assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [2, 4])
