@@ -67,10 +67,10 @@ def given_prompts(workload: Workload, options: HttpOptions) -> Mask:
 
 def repeated_prompts(workload: Workload, options: HttpOptions) -> int:
     """Number of requests whose given prompt another one of the workload has had before."""
-    given = np.flatnonzero(given_prompts(workload, options)).tolist()
+    rows = np.flatnonzero(given_prompts(workload, options)).tolist()
     texts = workload.texts or [None] * len(workload)
     bodies = workload.bodies or [None] * len(workload)
-    return len(given) - len({hash((texts[row], repr(bodies[row]))) for row in given})
+    return len(rows) - len({hash((texts[row], repr(bodies[row]))) for row in rows})
 
 
 def shared_tokens(workload: Workload, options: HttpOptions) -> Ints:
