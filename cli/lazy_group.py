@@ -7,6 +7,7 @@ from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from pkgutil import get_data
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from ..workloads.errors import SloBenchError
 from .options.parameters import epilog
 from .short_help import ShortHelp, help_all_option, short_help
 from .single_values import parse_single
@@ -71,6 +73,10 @@ def _sparing(params_of: Callable[[Any], list[Any]], context: Any) -> list[Any]:
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if (kind is Path and value == "") or (kind == list[Path] and "" in (value or ())):
+        name = max(parameter.opts, key=len)
+        name = name if name.startswith("-") else parameter.metavar.strip("[].")
+        raise SloBenchError(f"{name} is an empty path, which would be this folder: write . for it")
     if parameter.required if value is None else not (kind is str and isinstance(value, str)):
         return convert(context, value)
     if value is None and (parameter.multiple or parameter.nargs == -1):

@@ -103,14 +103,14 @@ def _explain_run(run: Path, *, as_json: bool) -> None:
     reasons = why.reasons(runs, cells)
     beside = decisions_page.simulated_in(runs)
     decided = [*decisions_page.sentences(cells), *decisions_page.beside_sentences(beside)]
-    if as_json:
-        document = {"reasons": [why.reason_json(reason) for reason in reasons], "decisions": beside}
-        typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
-    elif reasons or decided:
-        lines = [f"{facet}: {text}" if facet else text for facet, text in why.shown(reasons)]
-        print_lines(*lines, *decided)
-    else:
+    if not (reasons or decided):
         raise SloBenchError(
             f"{run} has nothing to compare: it takes two systems with different attainment of an "
             "SLO at a common rate, and records of their requests"
         )
+    if as_json:
+        document = {"reasons": [why.reason_json(reason) for reason in reasons], "decisions": beside}
+        typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
+        return
+    print_lines(*(f"{facet}: {text}" if facet else text for facet, text in why.shown(reasons)))
+    print_lines(*decided)

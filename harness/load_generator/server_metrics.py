@@ -111,7 +111,8 @@ MetricsByServer = Mapping[str, MetricNames]
 
 @functools.cache
 def _sample(prefix_pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"^{prefix_pattern}(\w+)(?:\{{(.*)\}})?[ \t]+(\S+)", re.MULTILINE)
+    labels = r'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?'  # an exemplar has some of its own
+    return re.compile(rf"^{prefix_pattern}(\w+){labels}[ \t]+(\S+)", re.MULTILINE)
 
 
 def names_in(text: str, by_server: MetricsByServer) -> MetricNames | None:

@@ -65,6 +65,14 @@ def given_prompts(workload: Workload, options: HttpOptions) -> Mask:
     return has_prompt
 
 
+def repeated_prompts(workload: Workload, options: HttpOptions) -> int:
+    """Number of requests whose given prompt another one of the workload has had before."""
+    rows = np.flatnonzero(given_prompts(workload, options)).tolist()
+    texts = workload.texts or [None] * len(workload)
+    bodies = workload.bodies or [None] * len(workload)
+    return len(rows) - len({hash((texts[row], repr(bodies[row]))) for row in rows})
+
+
 def shared_tokens(workload: Workload, options: HttpOptions) -> Ints:
     """Tokens of each prompt that another request of the workload may have left in the cache.
 

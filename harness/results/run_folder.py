@@ -385,7 +385,9 @@ def read_rows(path: Path) -> list[Row]:
     if not table or "cell" not in table[0]:
         raise FileFormatError(path, 1, "has no column `cell`")
     if not lines[-1].endswith("\n"):
-        raise FileFormatError(path, len(lines), "is cut off")
+        raise FileFormatError(
+            path, len(lines), "is cut off; take the line out, and --resume makes its cell anew"
+        )
     cell_index = table[0].index("cell")
     for number, fields in enumerate(table, start=1):
         if len(fields) != len(table[0]):

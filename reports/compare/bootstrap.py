@@ -100,7 +100,8 @@ def replicate_figures(
 ) -> Floats:
     """The figures of resampled runs, (metrics, replicates); `counts` as `draw_counts` makes them.
 
-    The window of a run stays as it is: rates vary by what is counted in it.
+    The window of arrivals stays as it is: rates vary by what is counted in it. A makespan is drawn
+    as well, as the sum of the times from one end of a request to the next.
     """
     blocks = counts.shape[1]
     edges = np.linspace(0, len(sample), blocks + 1).round().astype(np.int64)
@@ -115,9 +116,21 @@ def replicate_figures(
         for position in places:
             if metrics[position].statistic in ("sum", "count"):
                 seconds = metrics[position].seconds(sample.window)
-                figures[position] /= drawn
-                figures[position] *= per_second(len(sample), seconds)
+                if metrics[position].per and seconds > sample.window.arrivals_s:
+                    with np.errstate(invalid="ignore", divide="ignore"):
+                        figures[position] /= counts @ _makespan_parts(sample, rows, blocks)
+                else:
+                    figures[position] *= per_second(len(sample), seconds) / drawn
     return figures
+
+
+def _makespan_parts(sample: RunSample, rows: Ints, blocks: int) -> Floats:
+    """The part of the makespan in each block: the times from the ends before to its requests'."""
+    ends_s = sample.requests.records.finish_s
+    order = np.argsort(ends_s)[: np.isfinite(ends_s).sum()]
+    last_s = ends_s[order[-1:]]
+    between_s = np.diff(ends_s[order], prepend=last_s - sample.window.makespan_s)
+    return np.bincount(rows[order], between_s, blocks).astype(np.float64)
 
 
 def _resampled(

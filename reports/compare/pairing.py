@@ -71,9 +71,11 @@ def samples_of(level: MatchedRuns, clock: Clock, slo: Slo | None) -> LevelSample
 def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | None) -> SeedSamples:
     a = None if cell_a is None else cell_a.read()
     b = None if cell_b is None else cell_b.read()
+    # Goodput divides alike on both sides: by the makespan where one of them has no rate.
+    offered = all(side.offered for side in (a, b) if side is not None)
     alone = SeedSamples(
-        a=None if a is None else a.sample(clock, slo),
-        b=None if b is None else b.sample(clock, slo),
+        a=None if a is None else replace(a, offered=offered).sample(clock, slo),
+        b=None if b is None else replace(b, offered=offered).sample(clock, slo),
         requests=0 if b is None else len(b),
     )
     if a is None or b is None:

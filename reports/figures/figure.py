@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from ...harness.results.request_figures import Form
+
+if TYPE_CHECKING:  # progress of a load imports this: a fifth of a second of its client's time
+    import pandas as pd
 
 Format = Literal["rate", "percent", "seconds", "duration", "number", "dollars"]
 """`seconds` is for latencies (ms, s), `duration` for how long something went on (s, min, h)."""

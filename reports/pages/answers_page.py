@@ -69,6 +69,8 @@ def cache_texts(cells: pd.DataFrame) -> list[str]:
         texts.append(
             f"{own_prompts}, the same in every run: a server's prefix cache may hold it from before"
         )
+    if repeated := counted_text(cells, "repeated_prompts", "requests repeat a prompt of their run"):
+        texts.append(f"{repeated}: a prefix cache serves them faster than other prompts")
     return texts
 
 

@@ -51,9 +51,11 @@ from .document import PlotlyJs, asset, page, write_page
 from .slo_text import slo_of_runs, slo_text
 from .summary_page import (
     CUT,
+    FEW,
     OVERLOADED_NOTE,
     best_table,
     cut_answers_text,
+    few_requests_text,
     invalid_reason,
     level_table,
     overloaded_levels_text,
@@ -249,6 +251,7 @@ def _notices(
             f" are left out of every figure and mean: {_listed(invalid['cell'], 'cells')}. "
             f"Reason of the first: {invalid_reason(invalid)}.",
         ),
+        ("Few requests.", few_requests_text(cells), f": {FEW}."),
         ("Overloaded.", overloaded_levels_text(rows), f". {OVERLOADED_NOTE}"),
         ("Mechanisms that never acted.", " ".join(mechanisms_page.silent(cells)), ""),
         ("Decisions.", " ".join(decisions_page.sentences(cells)), ""),

@@ -56,6 +56,19 @@ def test_the_last_of_an_option_counts_and_a_line_says_so(slo_bench, words, name,
 
 
 @pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((*RUN, "--out", ""), "--out"),
+        (("report", ""), "DIR"),
+        (("compare", "x", ""), "B"),
+        (("explain", ""), "RUN"),
+    ],
+)
+def test_an_empty_path_is_no_folder(slo_bench, words, name):
+    assert f"{name} is an empty path" in refused(slo_bench, *words)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--requests", 10**18], "of memory"),
@@ -190,6 +203,12 @@ def test_run_folder_is_held_to_the_limits_of_a_command(slo_bench, tmp_path, limi
     os.mkfifo(tmp_path / "t.csv")
     experiment_file.write_text(re.sub(r"(?m)^workload = .*", 'workload = "t.csv"', whole))
     assert "is a named pipe" in refused(slo_bench, "explain", "r", "slowest")
+
+
+def test_explain_of_one_system_has_nothing_to_compare(slo_bench):
+    assert slo_bench(*RUN, "--records", "csv", "--out", "r")[0] == 0
+    for more in ((), ("--json",)):
+        assert "r has nothing to compare" in refused(slo_bench, "explain", "r", *more)
 
 
 def test_toml_key_with_too_many_dots_is_refused(slo_bench, tmp_path):

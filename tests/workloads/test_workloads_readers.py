@@ -97,6 +97,27 @@ def test_mooncake_keeps_hashes_of_full_blocks(tmp_path):
     assert list(workload.prefix_blocks) == [(46, 47), (46,)]
 
 
+@pytest.mark.parametrize(
+    ("begin", "step", "unit"),
+    [(0, 500, "ms"), (1_700_000_000, 0.5, "s"), (1.7e12, 500, "ms"), (1.7e15, 5e5, "us")],
+)
+def test_times_of_mooncake_since_1970_have_the_unit_of_their_size(tmp_path, begin, step, unit):
+    rows = (
+        f'{{"timestamp": {begin + k * step}, "input_length": 9, "output_length": 1}}\n'
+        for k in range(3)
+    )
+    trace = read(stored(tmp_path, "".join(rows)))
+    assert trace.workload.arrival_s.tolist() == [0, 0.5, 1]
+    assert trace.notes == (f"arrival_s is read from timestamp ({unit})",)
+
+
+def test_rows_of_commas_and_columns_without_a_name_are_left_out(tmp_path):
+    text = ",arrival_s,prompt_tokens,output_tokens\n0,0,9,1\n1,1,8,2\n,,,\n\n"
+    trace = read(stored(tmp_path, text))
+    assert trace.workload.prompt_tokens.tolist() == [9, 8]
+    assert trace.notes == ()
+
+
 def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
     workload = read(stored(tmp_path, BAILIAN)).workload
     assert workload.prefix_block_size == 16
@@ -215,6 +236,17 @@ def test_custom_prompts_have_vllms_default_output_length(tmp_path):
     assert trace.workload.prompt_tokens.tolist() == [2, 1]
     assert trace.workload.output_tokens.tolist() == [9, 256]
     assert any("256" in note for note in trace.notes)
+
+
+def test_custom_prompts_have_counts_by_other_names(tmp_path):
+    text = '{"prompt": "12345678", "prompt_tokens_count": 5, "output_len": 9}\n'
+    trace = read(stored(tmp_path, text))
+    assert trace.workload.prompt_tokens.tolist() == [5]
+    assert trace.workload.output_tokens.tolist() == [9]
+    assert trace.notes == (
+        "prompt_tokens is read from prompt_tokens_count",
+        "output_tokens is read from output_len",
+    )
 
 
 def test_prompts_with_completions_ask_for_as_much(tmp_path):

@@ -23,8 +23,8 @@ from .table_reader import FileTable
 ARRIVAL, PROMPT, OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of a second
 _SPELT = {"sec": "s", "seconds": "s", "millis": "ms", "milliseconds": "ms", "nanos": "ns"}
-# A number from here on is a time since 1970 in this unit: these are of March 1973.
-_EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11}
+# A number from here on is a time since 1970 in this unit: of March 1973, in seconds of 2001.
+_EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11, "s": 1e9}
 
 _YEAR_2100_S = 4.1e9
 _PART = re.compile(r'(?:"[^"]*"|[^,"])+')  # of the user's word, up to a comma
@@ -35,12 +35,12 @@ _NAMES = {
     ARRIVAL: "arrival arrived_at arrival_time arrival_timestamp timestamp request_time start_time "
     "started_at start created_at created sent_at send_time datetime date_time time ts",
     PROMPT: "input_tokens num_prefill_tokens num_prompt_tokens num_input_tokens prefill_tokens "
-    "prompt_token_count input_token_count tokens_prompt tokens_in in_tokens input_toks "
-    "context_tokens request_tokens prompt_size input_size prompt_length input_length "
+    "prompt_token_count prompt_tokens_count input_token_count tokens_prompt tokens_in in_tokens "
+    "input_toks context_tokens request_tokens prompt_size input_size prompt_length input_length "
     "prompt_len input_len",
     OUTPUT: "completion_tokens generated_tokens num_decode_tokens num_output_tokens "
     "num_completion_tokens num_generated_tokens decode_tokens candidates_token_count "
-    "output_token_count tokens_completion tokens_out out_tokens output_toks "
+    "output_token_count output_tokens_count tokens_completion tokens_out out_tokens output_toks "
     "response_tokens token_size output_size output_length completion_length "
     "response_length output_len completion_len",
 }
@@ -222,7 +222,7 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
         return _moments_s(table, column.name), "dates"
     values = table.floats(column.name)
     largest = float(values.max())
-    unit = column.unit or next((unit for unit, low in _EPOCH.items() if largest >= low), "s")
+    unit = column.unit or epoch_unit(largest) or "s"
     if not column.unit and largest >= _EPOCH["ms"] and largest / UNITS[unit] > _YEAR_2100_S:
         raise table.fail(
             int(values.argmax()),
@@ -236,6 +236,11 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
     elif largest >= 1e9:
         values = values - values.min()
     return values / UNITS[unit], unit
+
+
+def epoch_unit(value: float) -> str:
+    """The unit of a time since 1970, by its size; empty where it is too small for one."""
+    return next((unit for unit, low in _EPOCH.items() if value >= low), "")
 
 
 def _moments_s(table: FileTable, name: str) -> Floats:

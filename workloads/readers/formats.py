@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from ..arrays import Floats, Ints
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
 from ..file_cache import depends_on
 from .agents import RecordedTasks, first_object, read_otel, read_weka
-from .columns import roles
+from .columns import UNITS, epoch_unit, roles
 from .table_reader import (
     FileTable,
     WorkloadTrace,
@@ -55,16 +55,16 @@ from .vllm_log import is_vllm_log, read_vllm_log
 
 
 def timed_jsonl(
-    unit_s: float, *, kind: str = "type", strangers: Sequence[str] = ()
+    unit: str, *, kind: str = "type", strangers: Sequence[str] = ()
 ) -> Callable[[Path], WorkloadTrace]:
     """A reader of `timestamp`, `input_length`, `output_length` a line, and what else there is of
     `hash_ids`, `session_id` and `delay`.
 
-    `timestamp` and `delay` are in units of `unit_s`. A line of a session without a timestamp
-    arrives `delay` after the answer to the session's line before. The column `kind`, if there is
-    one, becomes the class. A key of `strangers` shows that the file has another format.
+    `timestamp` and `delay` are in `unit`; times since 1970 in that of their size. A line of a
+    session without a timestamp arrives `delay` after the answer to the session's line before. The
+    column `kind`, if there is one, becomes the class. A key of `strangers` shows that the file has
+    another format.
     """
-    per_s = round(1 / unit_s)  # dividing by it is exact where multiplying by 0.001 is not
 
     def read_timed(path: Path) -> WorkloadTrace:
         optional = (_TIMED[0], "hash_ids", "session_id", "delay", kind)
@@ -76,14 +76,18 @@ def timed_jsonl(
         values |= hashed_blocks(table, prompt_tokens)
         if any(table.columns[kind]):
             values["class_index"], values["class_names"] = table.names(kind)
-        if None not in table.cells(_TIMED[0]):
+        kept = None
+        if None in table.cells(_TIMED[0]):
+            arrival, values["follows"] = _turns(table)
+            values["session"] = table.names("session_id")[0]
+            values["think_s"] = table.floats("delay", empty=0) / UNITS[unit]
+        else:
             arrival = table.floats(_TIMED[0])
             kept = served(prompt_tokens, output_tokens, table)
-            return in_order(table, (arrival - np.min(arrival)) / per_s, values, kept)
-        arrival, values["follows"] = _turns(table)
-        values["session"] = table.names("session_id")[0]
-        values["think_s"] = table.floats("delay", empty=0) / per_s
-        return in_order(table, (arrival - np.min(arrival)) / per_s, values)
+        first = float(np.min(arrival))
+        read_as = epoch_unit(first) or unit
+        table = replace(table, notes=(f"arrival_s is read from {_TIMED[0]} ({read_as})",))
+        return in_order(table, (arrival - first) / UNITS[read_as], values, kept)
 
     return read_timed
 
@@ -292,14 +296,14 @@ _FORMATS = (
     Format("otel", read_otel, "OpenTelemetry spans, OTLP/JSON", "document", ("resourceSpans",)),
     Format(
         "bailian",
-        timed_jsonl(1.0),
+        timed_jsonl("s"),
         "Qwen-Bailian",
         "keys",
         (*_TIMED[:2], "chat_id"),
     ),
     Format(
         "mooncake",
-        timed_jsonl(1e-3, strangers=("chat_id", "parent_chat_id")),
+        timed_jsonl("ms", strangers=("chat_id", "parent_chat_id")),
         "Mooncake",
         "keys",
         _TIMED[:2],

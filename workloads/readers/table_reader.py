@@ -89,6 +89,7 @@ class FileTable:
     def unused(self) -> tuple[str, ...]:
         """A note on what was not used, if anything was not."""
         names = [*(name for name in self.columns if name not in self.used), *self.unread]
+        names = [name for name in names if name]  # the numbers of rows have none
         if not names:
             return ()
         more = f" and {len(names) - NAMED_COLUMNS} more" if len(names) > NAMED_COLUMNS else ""
@@ -225,9 +226,9 @@ def read_csv(path: Path) -> FileTable:
         if twice := next((name for name in header if name and header.count(name) > 1), None):
             raise FileFormatError(path, reader.line_num, f"the header has {twice!r} twice")
         for row in reader:
+            if not any(row):  # spreadsheets end with rows of commas
+                continue
             if len(row) != len(header):
-                if not row:
-                    continue
                 raise FileFormatError(
                     path, reader.line_num, f"the row has {len(row)} cells, the header {len(header)}"
                 )

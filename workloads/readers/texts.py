@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from json import JSONDecodeError
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
 from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
 from ..workload import Workload
-from .table_reader import FileTable, WorkloadTrace, lines, parse_object, read_jsonl
+from .columns import OUTPUT, PROMPT, Column, roles
+from .table_reader import FileTable, WorkloadTrace, lines, objects, parse_object, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
@@ -128,7 +130,11 @@ def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
         key = next((key for key in (*_CONVERSATION, "instruction") if _has(item, key)), None)
         if key is None:
             raise FileFormatError(
-                path, None, f"{place} has neither 'conversations' nor 'messages' nor 'instruction'"
+                path,
+                None,
+                f"{place} has neither 'conversations' nor 'messages' nor 'instruction'; requests "
+                f"are read an object a line: jq -c '.[]' {quote(str(path))} > {quote(path.stem)}"
+                ".jsonl",
             )
         exchange = _alpaca if key == "instruction" else _first_exchange
         try:
@@ -218,23 +224,24 @@ def _check_counts(path: Path, place: str, item: dict[str, Any]) -> None:
 def read_custom_jsonl(path: Path) -> WorkloadTrace:
     """Read vLLM's custom data set: `{"prompt": …, "output_tokens": …}` a line.
 
-    Without `output_tokens` a row asks for what its `completion` or `response` takes; without these
-    for 256, vLLM's default. `body` and `images` are fields of
-    the request alone (`request_bodies`).
+    Counts may have other names (`columns`). Without `output_tokens` a row asks for what its
+    `completion` or `response` takes; without these for 256, vLLM's default. `body` and `images` are
+    fields of the request alone (`request_bodies`).
 
     Raises:
         FileFormatError: a line cannot be read.
     """
     extras = ("body", IMAGES)
-    counted = ("prompt_tokens", "output_tokens")
-    table = read_jsonl(path, ("prompt",), (*counted, *extras, *_ANSWERS))
+    named = roles(next(objects(path), (0, {}))[1])
+    counted = {role: named.get(role, Column(role)).name for role in (PROMPT, OUTPUT)}
+    table = read_jsonl(path, ("prompt",), (*counted.values(), *extras, *_ANSWERS))
     rows = _Rows()
     assumed = 0
     table.used.update(table.columns)
     for row, prompt in enumerate(table.columns["prompt"]):
         if not isinstance(prompt, str) or not prompt:
             raise table.fail(row, f"prompt must be a text but is {prompt!r}")
-        counts = {key: table.columns[key][row] for key in counted}
+        counts = {role: table.columns[name][row] for role, name in counted.items()}
         answers = [table.columns[key][row] for key in _ANSWERS]
         answer = next((text for text in answers if isinstance(text, str) and text), None)
         for key, value in counts.items():
@@ -243,12 +250,16 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
                     row, f"{key} must be a whole number from 1 on but is {value!r:.40}"
                 )
         assumed += counts["output_tokens"] is None and answer is None
-        rows.add(counts, prompt, answer or CUSTOM_OUTPUT_TOKENS, _body(table, row))
-    note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
-    return rows.trace(path, (*((note,) if assumed else ()), *table.unused()))
+        rows.add(counts, prompt, answer or CUSTOM_OUTPUT_TOKENS, _body(table, row, counts[PROMPT]))
+    notes = [f"{role} is read from {name}" for role, name in counted.items() if name != role]
+    if assumed:
+        notes.append(
+            f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
+        )
+    return rows.trace(path, (*notes, *table.unused()))
 
 
-def _body(table: FileTable, row: int) -> Body | None:
+def _body(table: FileTable, row: int, prompt_tokens: int | None) -> Body | None:
     """The fields of a row's request; None if it has none.
 
     Raises:
@@ -266,7 +277,7 @@ def _body(table: FileTable, row: int) -> Body | None:
         )
     except SloBenchError as error:
         raise table.fail(row, str(error)) from None
-    if has_images(fields) and table.columns["prompt_tokens"][row] is None:
+    if has_images(fields) and prompt_tokens is None:
         raise table.fail(row, "what an image takes depends on the model: give prompt_tokens")
     return fields
 

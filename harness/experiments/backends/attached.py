@@ -30,7 +30,12 @@ from ...load_generator.load_progress import Progress
 from ...load_generator.probe import reach
 from ...load_generator.routed_load import Client, HttpResult, connections_note, measure
 from ...load_generator.send_job import Senders
-from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
+from ...load_generator.warm_cache import (
+    CacheCounters,
+    given_prompts,
+    repeated_prompts,
+    warm_cache_share,
+)
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
 from ...results.run_columns import (
@@ -211,6 +216,7 @@ class Attached(Deployment):
                 TOKENIZER_COLUMN: self.client.tokenizer,
                 WARM_CACHE_COLUMN: None if warm_share is None else _rounded(warm_share),
                 "given_prompts": int(given_prompts(workload, options).sum()),
+                "repeated_prompts": repeated_prompts(workload, options),
                 **_gpu_figures(watch, http_result),
                 **_lengths_figures(http_result),
                 **_machines_figures(http_result.clients),

@@ -40,6 +40,8 @@ _NO_ENDS = (  # finish reasons of answers that are not whole
     *("error", "failed", "timeout", "content_filter", "network_error", "server_error"),
     *("insufficient_system_resource", "sensitive"),
 )
+# How a connection may end after the answer's own end: gateways leave the last chunk out.
+_AFTER_END = (RequestFault.CUT, RequestFault.RESET, RequestFault.STALLED, RequestFault.TIME_LIMIT)
 _ABORTED = ("abort", "aborted", "cancelled", "canceled")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -188,6 +190,9 @@ class _Said(NamedTuple):
     finish: str
     stop: str
     counts: bool
+
+
+_NOTHING = Shown("", "", 0, -1, False)
 
 
 class _PlainEvent(NamedTuple):
@@ -398,8 +403,8 @@ class _Reader:
         """Read any event; `event` has its `data` at `data_at`, after its other fields. False ends
         the reading.
         """
-        if data.strip() == b"[DONE]":
-            self._done = True
+        if data.strip() in (b"[DONE]", b""):  # no data: no event (WHATWG, server-sent events)
+            self._done |= data.strip() != b""
             return True
         if len(data) <= _MOST_PLAIN_BYTES and (nameless := without_names(data)) is not None:
             plain = _plain_event(nameless)
@@ -432,6 +437,8 @@ class _Reader:
         """Read an event that has no fault, and make a shape of it if it can have one."""
         n_contents = len(self._contents)
         for message in plain.messages:
+            if message.finish and self._events and "message" in message.choice:
+                message = message._replace(shown=_NOTHING, counts=False)  # the whole again
             self._choice(message, time_s)
         has_usage = self._usage(plain.payload)
         if has_usage or len(plain.messages) != 1 or self._finish or not self._is_new(event):
@@ -543,6 +550,8 @@ class _Reader:
         max_tokens = raw.most_tokens
         tokens = max(answer.completion_tokens, len(answer.token_s))
         answer.surplus = max_tokens is not None and tokens > max_tokens
+        if self._done and answer.fault in _AFTER_END:
+            answer.fault, answer.detail = RequestFault.NONE, ""
         if answer.fault is not RequestFault.NONE:
             return
         if self._finish in _ABORTED:
@@ -638,7 +647,8 @@ def _parsed(data: bytes) -> Any:
             text = data.decode()
             value, end = _decode(text, 0)
         except (ValueError, RecursionError, StopIteration):
-            return parse_event(data)  # which says what is wrong
+            # Says what is wrong; a character that was cut between two tokens is not.
+            return parse_event(data.decode(errors="replace"))
         if end == len(text):
             return value
     return parse_event(data)

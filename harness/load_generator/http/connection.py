@@ -407,14 +407,20 @@ class ConnectionPool:
         self, now_s: float, limit_s: float, first_limit_s: float
     ) -> list[tuple[Connection, float]]:
         """Return connections without data for `limit_s`, or to which none has come yet for
-        `first_limit_s`, each with the limit that it exceeded.
+        `first_limit_s`, or whose stream stays open after its end, each with the limit that it
+        exceeded.
         """
         stalled = []
         for connection in self.open:
             exchange = connection.exchange
-            if exchange is None or exchange.sent_s >= now_s - min(limit_s, first_limit_s):
+            if exchange is None:
                 continue
-            limit = first_limit_s if all(map(is_comment, exchange.pieces)) else limit_s
+            if exchange.pieces and exchange.pieces[-1].rstrip().endswith(b"[DONE]"):
+                limit = min(limit_s, _CLOSE_LIMIT_S)
+            elif exchange.sent_s >= now_s - min(limit_s, first_limit_s):
+                continue
+            else:
+                limit = first_limit_s if all(map(is_comment, exchange.pieces)) else limit_s
             before_s = now_s - limit
             if exchange.sent_s < before_s and not has_data_since(
                 exchange.stamps, exchange.pieces, before_s

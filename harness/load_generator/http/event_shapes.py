@@ -73,7 +73,7 @@ class Shape:
         if len(text_fields) != 1:
             return None
         start, end = text_fields[0].span(2)
-        field, text = text_fields[0][1].decode(), text_fields[0][2].decode()
+        field, text = (part.decode(errors="replace") for part in text_fields[0].groups())
         ids = list(_ID_FIELD.finditer(event, end))
         if len(ids) != 1:
             return cls(field, event[:start], (text, -1), b"", event[end:])

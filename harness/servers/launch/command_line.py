@@ -92,9 +92,10 @@ def _value(
         value = flag.read(text)
     except (ValueError, IndexError):
         raise SloBenchError(f"{name} {text!r} cannot be read") from None
-    if value is None and text != AUTO:
-        unused[f"{name} {text}"] = None
-        value = values.get(flag.setting)
+    if value is None:
+        if text != AUTO:
+            unused[f"{name} {text}"] = None
+        value = values.get(flag.setting)  # of another option: --quantization fp8 --dtype auto
     return value
 
 

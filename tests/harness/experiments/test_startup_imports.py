@@ -35,6 +35,8 @@ def loaded_by(statement: str, **environment: str) -> set[str]:
         (_SIMULATES, {"asyncio", "pydantic", "pandas", "pyarrow", "httptools", "rich"}),
         (_EXPERIMENT, {"asyncio", "pandas", "pyarrow", "httptools", "rich"}),
         ("slo_bench.cli.main", {"numpy", "pydantic", "asyncio"}),
+        # What the progress of a load imports, while its client should send and take times.
+        ("slo_bench.reports.figures.figure", {"pandas", "pyarrow"}),
     ],
 )
 def test_modules_do_not_import_what_they_do_not_need(modules, without):

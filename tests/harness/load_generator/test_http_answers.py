@@ -126,6 +126,46 @@ def test_incomplete_answers_have_their_fault_and_outcome(pieces, options, fault,
     assert (answer.fault, answer.outcome) == (fault, outcome)
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [RequestFault.CUT, RequestFault.RESET, RequestFault.STALLED, RequestFault.TIME_LIMIT],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_answer_that_said_its_end_is_whole_however_its_connection_ends(fault, chunked):
+    pieces = [event(" a"), event(" b", finish="length"), DONE]
+    if chunked:
+        pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]  # and no last chunk
+    answer = read(*pieces, fault=fault, chunked=chunked)
+    assert (answer.outcome, answer.fault, answer.detail) == (
+        Outcome.FINISHED,
+        RequestFault.NONE,
+        "",
+    )
+    assert list(answer.token_s) == [1, 2]
+    assert read(*pieces[:-1], fault=fault, chunked=chunked).fault is fault
+
+
+def test_whole_answer_at_the_end_of_its_stream_is_no_token():
+    """As MiniMax repeats it: in place of the last delta, with the usage."""
+    last = {"index": 0, "finish_reason": "stop", "message": {"content": " a b c"}}
+    pieces = [delta(content=" a"), delta(content=" b"), delta(content=" c")]
+    end = b"data: " + json.dumps({"choices": [last], "usage": usage(3)}).encode() + b"\n\n"
+    answer = read_answer(raw(*pieces, end, DONE), keep_text=True)
+    assert list(answer.token_s) == [1, 2, 3]
+    assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
+
+
+def test_characters_cut_between_two_events_are_tokens():
+    cut = [event("X").replace(b"X", half) for half in (b"\xf0\x9f", b"\x98\x80")]
+    answer = read(*cut, event(" b", finish="stop"), DONE)
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [1, 2, 3])
+
+
+def test_event_without_data_is_none():
+    answer = read(b"data:\n\n", event(" a"), b"data: \n\n", event(" b", finish="stop"), DONE)
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [2, 4])
+
+
 def test_stop_reason_of_a_policy_gives_rejected_or_dropped():
     end = event("", finish="abort", stop_reason="slo_bench: rejected")
     assert read(end, DONE).outcome is Outcome.REJECTED

@@ -11,6 +11,7 @@ from slo_bench.harness.load_generator.http import (
     Endpoint,
     HttpOptions,
     RequestFault,
+    connection,
     drive,
     wire_requests,
 )
@@ -214,6 +215,18 @@ def test_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server,
     assert measurement.result.records.outcome.tolist() == [Outcome.FINISHED] * 2, (
         measurement.details
     )
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_stream_without_a_last_chunk_ends_with_its_done(
+    workload, scripted_server, monkeypatch, close
+):
+    monkeypatch.setattr(connection, "_CLOSE_LIMIT_S", 0.1)
+    url = scripted_server(CHUNKED + chunk(TOKEN), close=close)
+    options = HttpOptions(processes=1, send_delay_limit_s=60.0)
+    measurement = measure(workload(2, concurrency=1), [Endpoint.parse(url)], options)
+    assert measurement.faults() == {}
+    assert measurement.result.records.outcome.tolist() == [Outcome.FINISHED] * 2
 
 
 def test_answer_far_longer_than_max_tokens_is_cut_off(workload, scripted_server, monkeypatch):

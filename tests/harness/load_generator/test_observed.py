@@ -226,6 +226,13 @@ def test_old_and_renamed_metrics_are_read_like_todays(name, other):
     assert shot.histograms["itl"] == HistogramCounts(3, 80, ((0.1, 60),))
 
 
+def test_labels_end_before_an_exemplar():
+    text = 'vllm:a_bucket{le="0.5",m="x}\\"y",} 3 # {trace_id="ab"} 0.4 1.2\nvllm:b 4\n'
+    bucket, plain = KNOWN["vllm"].samples(text)
+    assert bucket == ("a_bucket", 'le="0.5",m="x}\\"y",', "3")
+    assert plain == ("b", "", "4")
+
+
 def test_a_router_that_is_no_server_has_no_metrics_of_one():
     page = "sglang_router_requests_total 5\nvllm_router:num_requests_total 5\n"
     assert read_text(page, 0.0, {}, KNOWN) is None

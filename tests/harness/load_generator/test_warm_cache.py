@@ -9,6 +9,7 @@ from slo_bench.harness.load_generator.http.request_columns import RequestColumns
 from slo_bench.harness.load_generator.warm_cache import (
     CacheCounters,
     given_prompts,
+    repeated_prompts,
     shared_tokens,
     warm_cache_share,
 )
@@ -37,6 +38,14 @@ def test_of_continued_and_given_prompts_all_may_be_shared(workload):
     assert shared_tokens(load, OPTIONS).tolist() == [0, 8, 8]
     assert given_prompts(load, OPTIONS).tolist() == [False, False, True]
     assert given_prompts(load, HttpOptions(body={"prompt": "x"})).all()
+
+
+def test_prompts_that_come_again_in_a_run_are_counted(workload):
+    texts = ["x", "y", "x", None, None, "x"]
+    bodies = [None, None, {"messages": [1]}, {"messages": [1]}, {"messages": [1]}, None]
+    load = workload(6, texts=texts, bodies=bodies)
+    assert repeated_prompts(load, OPTIONS) == 2  # of rows 3 and 0
+    assert repeated_prompts(workload(6), OPTIONS) == 0
 
 
 def test_usage_gives_the_share_beyond_the_workload_and_the_chat_template(workload):

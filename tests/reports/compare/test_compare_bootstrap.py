@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.core.records.judging import Judged
 from slo_bench.harness.core.records.request_records import Outcome, Records
-from slo_bench.harness.results.rate_windows import RateWindow
+from slo_bench.harness.results.rate_windows import RateWindow, rate_window
 from slo_bench.harness.results.request_figures import Requests
 from slo_bench.reports.compare.bootstrap import (
     block_count,
@@ -70,10 +70,16 @@ def slower(run):
 
 
 def taken(run, rows):
-    """Some requests of a run, in a window that is as much shorter."""
+    """Some requests of a run, in a window of arrivals that is as much shorter; from one end of a
+    request to the next the makespan lasts as long as it did there.
+    """
     columns = {c.name: getattr(run.requests.records, c.name)[rows] for c in COLUMNS}
-    share = len(rows) / len(run)
-    window = RateWindow(run.window.arrivals_s * share, run.window.drain_s * share)
+    arrivals_s = run.window.arrivals_s * len(rows) / len(run)
+    ends_s = [*run.requests.records.finish_s]
+    begin_s = max(ends_s) - run.window.makespan_s
+    before_s = [max((e for e in ends_s if e < ends_s[row]), default=begin_s) for row in rows]
+    makespan_s = sum(ends_s[row] for row in rows) - sum(before_s)
+    window = RateWindow(arrivals_s, makespan_s - arrivals_s)
     return RunSample(requests_of(Records(**columns), run.requests.met[rows]), window)
 
 
@@ -166,6 +172,38 @@ def test_intervals_cover_zero_for_equal_systems():
             missed[index] += not bounds.low <= 0 <= bounds.high
     assert (missed / trials <= 0.12).all(), missed
     assert missed.mean() / trials <= 0.08
+
+
+def served(seed, gap_s=1.0, seconds=0.8):
+    """One run on one server: 200 requests every `gap_s`, service times of a mean of `seconds`."""
+    arrival_s = gap_s * np.arange(200.0)
+    finish_s = np.zeros(200)
+    for k, service_s in enumerate(np.random.default_rng(seed).gamma(8.0, seconds / 8, 200)):
+        finish_s[k] = max(arrival_s[k], finish_s[k - 1] if k else 0.0) + service_s
+    records = dataclasses.replace(
+        Records.empty(200),
+        arrival_s=arrival_s,
+        first_token_s=finish_s,
+        finish_s=finish_s,
+        outcome=np.full(200, Outcome.FINISHED),
+        output_tokens=np.ones(200),
+    )
+    return RunSample(requests_of(records, None), rate_window(arrival_s, finish_s))
+
+
+@pytest.mark.parametrize("gap_s", [1.0, 0.0])
+def test_throughput_of_one_seed_tells_only_what_its_run_can_tell(gap_s):
+    """All requests finish, so that the makespan alone differs: by its last end, or as a whole."""
+
+    def p(a, b):
+        drawn = resample(
+            [a], [b], metrics_named("throughput"), paired=True, rng=np.random.default_rng(1)
+        )
+        return p_value(float(drawn.b[0] - drawn.a[0]), drawn.drawn_b[0] - drawn.drawn_a[0])
+
+    alike = [p(served(k, gap_s), served(1000 + k, gap_s)) for k in range(40)]
+    assert np.mean(np.array(alike) < 0.05) <= 0.12
+    assert p(served(1, gap_s), served(2, gap_s, seconds=1.6)) < 0.01
 
 
 def test_p_value_of_draws():

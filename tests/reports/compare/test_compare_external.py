@@ -108,6 +108,14 @@ def test_vllm_results_have_vllms_figures(tmp_path):
     assert run.requests.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
 
 
+def test_goodput_divides_alike_where_one_side_has_no_rate(tmp_path):
+    a = read_results(write(tmp_path / "a.json", vllm()))
+    b = read_results(write(tmp_path / "b.json", vllm(request_rate="inf")))
+    [row] = compare(a, b, metrics=metrics_named("goodput"), slo=Slo(ttft_s=9.0)).rows
+    assert row.a == row.b
+    assert row.verdict == "none"
+
+
 def test_vllm_failures_count_as_missed(tmp_path):
     document = vllm(errors=["boom"] + [""] * 59, output_lens=[0] + [10] * 59)
     run = only(read_results(write(tmp_path / "a.json", document)), Slo(ttft_s=10.0))

@@ -79,6 +79,8 @@ def read(text: str) -> dict[str, object]:
             {"weight_dtype": "fp8", "kv_dtype": "fp8"},
         ),
         ("--kv-cache-dtype auto --dtype auto", {}),
+        ("--quantization fp8 --dtype auto", {"weight_dtype": "fp8"}),
+        ("--dtype auto --quantization fp8", {"weight_dtype": "fp8"}),
         (
             "--block-size 32 --num-gpu-blocks-override 101",
             {"block_size": 32, "num_gpu_blocks": 100},
