@@ -28,16 +28,14 @@ class RoundRobin:
 
 class RandomChoice:
     """Any of the instances, as a Kubernetes service draws one for each connection. The draw follows
-    from the request, its arrival and its lengths, so that it is the same in each run of a seed, and
-    another with other seeds.
+    from the request and its arrival, so that it is the same in each run.
     """
 
     watches = False
     measures = False
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
-        drawn = f"{r.id} {r.arrival_s} {r.prompt_tokens} {r.output_tokens}"
-        return Random(drawn).choice(instances)
+        return Random(f"{r.id} {r.arrival_s}").choice(instances)
 
 
 class LeastLoaded:
