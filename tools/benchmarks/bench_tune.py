@@ -11,7 +11,7 @@ last search may exceed the requests.
 
 Printed is the share of the best point's capacity: mean with a 95 % bootstrap interval over the
 seeds, median, lowest tenth, and how many reach 99 %; and by how much the mean of `tune` is ahead.
-The method was settled without the spaces HELD_BACK; `llumnix` was one of them at first.
+The method was settled without the spaces HELD_BACK; `llumnix` and `distserve` were so at first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slo_bench.tuner.search.tuning_run import prepared, tune
 
 DRAWS = 200
 RESAMPLES = 2000
-HELD_BACK = ("distserve",)
+HELD_BACK = ("sglang",)
 TOLERANCE = 0.05
 Point = dict[str, object]
 
@@ -84,6 +84,13 @@ CASES = {
         {
             "max_num_batched_tokens": "256,512,1024,2048,4096,8192",
             "max_num_seqs": "8,32,256",
+        },
+    ),
+    "sglang": (
+        Experiment(systems="sglang", slo="ttft=1.5,tpot=0.06", **CODE),
+        {
+            "chunked_prefill_tokens": "256,512,1024,2048,4096,8192",
+            "max_running_requests": "8,16,64",
         },
     ),
 }

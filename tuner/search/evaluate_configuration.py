@@ -51,8 +51,9 @@ _OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
 _WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
+_OFF_LOGITS = 1.5  # where a leader's runs move; the first of them flatters, as it begins empty
 _LOST_LOGITS = 3.0  # below it, where a slope says nothing either
-_WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.02  # of the logarithm of the rate
+_WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.04  # of the logarithm of the rate
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
 
@@ -126,7 +127,7 @@ def pace_of(
         if not runs[-1].valid:
             return None
         away = _from_target(runs, target)
-        if abs(away) > _FAR_LOGITS and widest > _LEAST_MOVE:
+        if abs(away) > _OFF_LOGITS and widest > _LEAST_MOVE:
             move = min(max(away / slope, -widest), widest) if away > -_LOST_LOGITS else -widest
             rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
         elif away < -2 * _LOST_LOGITS:
