@@ -169,16 +169,6 @@ class Levels:
         if self.pool is not None and line not in self._known and line not in self._begun:
             self._begun[line] = self.pool.begin(judged, level)
 
-    def carried(self, level: DeploymentLevel) -> bool:
-        """Whether the level is known by now, and carries its rate."""
-        line = level.line
-        if line in self._known:
-            return self._known[line].carries
-        begun = self._begun.get(line)
-        if begun is None or not begun.done() or begun.exception() is not None:
-            return False  # an error of a level that is needed comes from `verdict`
-        return begun.result().carries
-
     def drop_begun(self) -> None:
         """Give up the levels that were started and asked for by nobody."""
         for begun in self._begun.values():

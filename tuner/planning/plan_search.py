@@ -332,14 +332,15 @@ class PlanSearch:
         None where 5 % load, almost without waiting, misses the target, so that more instances do
         not help, or no number that is allowed carries it.
         """
-        least = offer.least_instances
-        if not (yield from _carries(self._levels_of(*_light(offer, self.load.whole_rps)), least)):
+        least, rate_rps = offer.least_instances, self.load.whole_rps
+        light_rps = min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least)
+        if not (yield from _carries(self._levels_of(offer.shapes(least), light_rps, LIGHT), least)):
             return None
         while count := (yield from self._fewest(offer, least)):
             for deployment, level in (yield from self._chances(offer, count, count)):
                 if not (yield from _carries([(deployment, level)], count)):
                     continue
-                [(_, level)] = self._levels_of([deployment], self.load.whole_rps, CONFIRM)
+                [(_, level)] = self._levels_of([deployment], rate_rps, CONFIRM)
                 [verdict] = yield _Step(count, [level])
                 plan = SizedOffer(**vars(deployment), verdict=verdict)
                 if verdict.carries:
@@ -439,12 +440,6 @@ def _carries(levels: Iterable[tuple[Deployment, DeploymentLevel]], least: int) -
         if verdict.carries:
             return True
     return False
-
-
-def _light(offer: Offer, rate_rps: float) -> tuple[Iterator[Deployment], float, RunLength]:
-    """Deployments, rate and runs of a load at which hardly a request waits."""
-    least = offer.least_instances
-    return offer.shapes(least), min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least), LIGHT
 
 
 def with_capacity(
