@@ -64,6 +64,6 @@ def short_runs(monkeypatch):
     short = {
         name: replace(length, requests=length.requests // 10) for name, length in lengths.items()
     }
-    for name, value in {**short, "_TOLERANCE": 0.2, "_CAPACITY_REQUESTS": 6000}.items():
+    for name, value in {**short, "_TOLERANCE": 0.2, "_CAPACITY_REQUESTS": 4000}.items():
         monkeypatch.setattr(search, name, value)
     return short

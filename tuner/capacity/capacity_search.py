@@ -19,6 +19,7 @@ from .curve import CapacityLevel, Crossing, crossing
 from .level_samples import LevelRunner, LevelSample, check_refused
 from .search_options import (
     LEAST_SHARES,
+    WIDEST_BRACKET,
     Budget,
     Capacity,
     CapacitySearch,
@@ -28,7 +29,6 @@ from .search_options import (
     budget_spent,
 )
 
-_WIDEST_BRACKET = 1.25
 _ALIKE = 1.25  # times the rate, within which levels share a control variate's coefficient
 FARTHEST = 2.0**14  # from the first rate
 _LEAST_HORIZONS = 2 * SETTLED_HORIZONS  # of the SLO, that a long run lasts
@@ -79,6 +79,7 @@ def find_capacity(
     start_rps: float,
     options: SearchOptions | None = None,
     neighbours: Sequence[float] = (),
+    earlier_runs: Sequence[LevelSample] = (),
     watch: Callable[[SearchProgress], None] | None = None,
     foresee: Foresee | None = None,
 ) -> CapacitySearch:
@@ -92,6 +93,7 @@ def find_capacity(
         start_rps: a first guess; a good one saves a few short runs.
         options: targets, tolerance, budget.
         neighbours: capacities of a similar system, where the search begins instead.
+        earlier_runs: of seeds that this search does not use; they count as spent.
         watch: called after every run.
         foresee: called with the runs that will be needed next, so that a runner that can make
             several at once may start them.
@@ -102,6 +104,8 @@ def find_capacity(
     if not (start_rps > 0 and math.isfinite(start_rps)):
         raise SloBenchError(f"start_rps must be positive but is {start_rps}")
     search = _Search(runner, options or SearchOptions(), watch, foresee, start_rps)
+    for sample in earlier_runs:
+        search.add(sample.rate_rps, sample)
     return search.search(neighbours)
 
 
@@ -315,11 +319,22 @@ class _Search:
             requests = limit.fitting_requests
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
-        self._spent += sample.requests
-        self._wall_s += sample.wall_s
         if target is not None:
             target_requests, target_s = self._own[target]
             self._own[target] = target_requests + sample.requests, target_s + sample.wall_s
+        self.add(rate_rps, sample)
+        runs = [run for level in self._levels() for run in level.samples]
+        check_refused(runs, self._options.targets)
+        self._note_late(self._known[rate_rps])
+        if self._watch is not None:
+            crossings = tuple(self._crossings[target] for target in self._options.targets)
+            self._watch(SearchProgress(sample, self._spent, self._wall_s, crossings))
+        return sample
+
+    def add(self, rate_rps: float, sample: LevelSample) -> None:
+        """Count a run at a rate."""
+        self._spent += sample.requests
+        self._wall_s += sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = CapacityLevel(
             rate_rps, (*before, sample), self._options.most_growth
@@ -329,13 +344,6 @@ class _Search:
         self._answer_s = min(self._answer_s, sample.stay_s)
         if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
             self._stay_s = max(self._stay_s, sample.stay_s)
-        runs = [run for level in self._levels() for run in level.samples]
-        check_refused(runs, self._options.targets)
-        self._note_late(self._known[rate_rps])
-        if self._watch is not None:
-            crossings = tuple(self._crossings[target] for target in self._options.targets)
-            self._watch(SearchProgress(sample, self._spent, self._wall_s, crossings))
-        return sample
 
     def _correct(self) -> None:
         """Give each level the coefficient of its control variate."""
@@ -356,7 +364,7 @@ class _Search:
         if level.valid or len(level.samples) < _TRIES:
             return
         below = [lv.rate_rps for lv in self._usable() if lv.rate_rps < level.rate_rps]
-        if below and level.rate_rps / below[-1] > _WIDEST_BRACKET:
+        if below and level.rate_rps / below[-1] > WIDEST_BRACKET:
             limit = math.sqrt(below[-1] * level.rate_rps)
         else:
             limit = below[-1] if below else level.rate_rps / 2
@@ -386,7 +394,8 @@ class _Search:
         if neighbours:
             self._step = 1.2
         for rate in dict.fromkeys(neighbours or (self._start_rps,)):
-            self._try(min(max(rate, self._options.low_rps), self._highest_rps))
+            if rate not in self._known:
+                self._try(min(max(rate, self._options.low_rps), self._highest_rps))
         while self._widen():
             pass
         for target in sorted(self._options.targets):
@@ -402,7 +411,7 @@ class _Search:
         elif not passing and (failing or levels[-1].rate_rps * self._step > self._highest_rps):
             rate = min(self._known) / self._step
         elif passing and passing[0] > min(failing, default=math.inf):  # one of them by chance
-            rate = min(self._known) / _WIDEST_BRACKET
+            rate = min(self._known) / WIDEST_BRACKET
         elif not self._decided(min(options.targets))[1]:
             rate = levels[-1].rate_rps * self._step
         else:
@@ -421,7 +430,8 @@ class _Search:
         while True:
             passing, failing = self._decided(target)
             passing = [rate for rate in passing if rate < min(failing, default=0)]
-            if not failing or not passing or failing[0] <= passing[-1] * _WIDEST_BRACKET:
+            widest = self._options.widest_bracket
+            if not failing or not passing or failing[0] <= passing[-1] * widest:
                 return
             middle = three_digits(math.sqrt(failing[0] * passing[-1]))
             if middle in self._known:

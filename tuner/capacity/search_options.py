@@ -17,6 +17,7 @@ from .capacity_options import CapacityOptions
 from .curve import QUANTILE, REAL_QUANTILE, CapacityLevel
 from .level_samples import LevelSample
 
+WIDEST_BRACKET = 1.25
 _IN_REAL_TIME = 0.5  # of the time of its arrivals, that a run on a server takes at least
 LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
@@ -74,7 +75,8 @@ class SearchOptions:
 
     `requests` is the least number of requests in a run, `seeds` the number of consecutive runs of a
     level, `tolerance` half the width of the interval to reach, as a share of the estimate. Only
-    rates from `low_rps` to `high_rps` are tried. No run takes more than a share of `shares_of`, by
+    rates from `low_rps` to `high_rps` are tried. Refining begins when a passing and a failing rate
+    are apart by `widest_bracket` times or less. No run takes more than a share of `shares_of`, by
     default the budget. When a search is resumed with a larger budget, `shares_of` remains the first
     budget, so that the search repeats the same runs.
     """
@@ -90,6 +92,7 @@ class SearchOptions:
     high_rps: float = math.inf
     most_horizons: float = usual.SIMULATED_HORIZONS
     quantile: float = QUANTILE
+    widest_bracket: float = WIDEST_BRACKET
 
     @classmethod
     def of(cls, experiment: ExperimentSchema, options: CapacityOptions) -> Self:

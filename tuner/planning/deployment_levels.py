@@ -8,9 +8,10 @@ A deployment carries a rate or not: runs of a chosen length are made until the v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
@@ -18,7 +19,7 @@ from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
 from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
-from ..capacity.level_samples import LevelRunner, LevelSample
+from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain
 
 _MOST_RUNS = 6
 _MISSES_AFTER = 3  # runs, a target that their attainment lies below
@@ -31,19 +32,21 @@ class RunLength:
     """How long runs are, and how many there are at least.
 
     A run has `requests` requests, more where they arrive in fewer than `horizons` horizons of the
-    SLO or mean times in the system. There are at most `most_runs`.
+    SLO or mean times in the system. There are at most `most_runs`. `proving`: a rate is carried
+    only where runs show that the system keeps up, which takes long ones.
     """
 
     requests: int
     horizons: float
     runs: int = 1
     most_runs: int = _MOST_RUNS
+    proving: bool = False
 
 
 LOOK = RunLength(1000, 0.0, most_runs=1)
 SEARCH = RunLength(2000, 2 * SETTLED_HORIZONS)
 LIGHT = RunLength(300, 2 * SETTLED_HORIZONS)
-CONFIRM = RunLength(8000, 4 * SETTLED_HORIZONS, runs=3)
+CONFIRM = RunLength(8000, 4 * SETTLED_HORIZONS, runs=3, proving=True)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Verdict:
     high: float
     runs: int
     requests: int  # of all runs
+    samples: tuple[LevelSample, ...] = ()  # the runs
 
 
 Say = Callable[[str], None]
@@ -88,12 +92,13 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     """Run a level on seeds from its first one on, at most six times, until the verdict is certain.
 
     Where the runs are too short to show whether the system keeps up, the next one is twice as long.
-    A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer.
+    A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer;
+    so is one that its first half alone fails, as of a cold cache, up to `_LONGEST` times as long.
 
-    The rate is carried if the interval lies above the target and settled runs show that the system
-    keeps up. It is not if the interval lies below, or the attainment of `_MISSES_AFTER`
-    runs; if the backlog grows, attainment drifts during a run, or requests starve. What is still
-    undecided after the last run is not carried.
+    The rate is carried if the interval lies above the target in settled runs, of which proving ones
+    show that the system keeps up. It is not if the interval lies below, or the attainment of
+    `_MISSES_AFTER` runs; if the backlog grows, attainment drifts during a run, or requests starve.
+    What is still undecided after the last run is not carried.
     """
     runner, length = runner_of(level.spec), level.length
     rate_rps, target = level.rate_rps, level.target
@@ -106,17 +111,38 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
         if not samples and sample.attainment >= target and requests < _LONG_ENOUGH * needed:
             requests = needed
             continue
-        samples.append(sample)
+        samples.append(replace(sample, wall_s=0.0))
         runs = CapacityLevel(rate_rps, tuple(samples))
         low, high = runs.attainment_interval
         unsteady = runs.growing or any(drifts(sample) or starves(sample) for sample in samples)
-        carries = low >= target and runs.sustained and len(samples) >= length.runs
+        shown = runs.sustained if length.proving else any(run.settled for run in samples)
+        carries = low >= target and shown and len(samples) >= length.runs
         misses = (high if len(samples) < _MISSES_AFTER else runs.attainment) < target
+        longest = _LONGEST * max(length.requests, needed)
+        fails = sample.attainment < target or drifts(sample)
+        if len(samples) == 1 and fails and requests < longest and _warms_up(sample, target):
+            samples.clear()
+            requests = min(2 * requests, longest)
+            continue
         if unsteady or misses or carries or len(samples) == length.most_runs:
             carries = carries and not unsteady
-            return Verdict(carries, runs.attainment, low, high, len(samples), runs.requests)
-        if not runs.sustained:
-            requests = min(2 * requests, _LONGEST * max(length.requests, needed))
+            return Verdict(
+                carries, runs.attainment, low, high, len(samples), runs.requests, runs.samples
+            )
+        if not shown:
+            requests = min(2 * requests, longest)
+
+
+def _warms_up(sample: LevelSample, target: float) -> bool:
+    """Whether the second half of a run reaches the target, and more than the first."""
+    half = len(sample.batch_met) // 2
+    second = sum(sample.batch_met[half:]) / sum(sample.batch_requests[half:])
+    return second >= target and second > sample.attainment
+
+
+def _verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
+    """The inverse of `asdict`, from JSON."""
+    return Verdict(**{**plain, "samples": tuple(map(sample_from_plain, plain.get("samples", ())))})
 
 
 @dataclass
@@ -133,7 +159,8 @@ class Levels:
         self._begun: dict[str, Future[Verdict]] = {}
         if self.checkpoint is not None and self.checkpoint.path.exists():
             self._known = {
-                entry["name"]: Verdict(**entry["level"]) for entry in self.checkpoint.read()
+                entry["name"]: _verdict_from_plain(entry["level"])
+                for entry in self.checkpoint.read()
             }
 
     def begin(self, level: DeploymentLevel) -> None:
@@ -141,16 +168,6 @@ class Levels:
         line = level.line
         if self.pool is not None and line not in self._known and line not in self._begun:
             self._begun[line] = self.pool.begin(judged, level)
-
-    def carried(self, level: DeploymentLevel) -> bool:
-        """Whether the level is known by now, and carries its rate."""
-        line = level.line
-        if line in self._known:
-            return self._known[line].carries
-        begun = self._begun.get(line)
-        if begun is None or not begun.done() or begun.exception() is not None:
-            return False  # an error of a level that is needed comes from `verdict`
-        return begun.result().carries
 
     def drop_begun(self) -> None:
         """Give up the levels that were started and asked for by nobody."""

@@ -1,22 +1,26 @@
 """Search for the cheapest offers that carry a load.
 
-Offers are tried in the order of a lower bound of their cost. For each, the smallest number of
-instances is searched that certainly carries the rate: the 95 % interval of attainment lies above
-the target and the backlog does not grow. A short run of each of its parameters tells which have a
-chance and in which order they are tried. Long runs on seeds that the search did not use confirm
-it; if they do not, the next parameters or one more instance are tried. Once enough offers are
-found, those that can only cost more are skipped. A capacity search with an interval then gives the
-spare capacity of each result.
+The smallest number of instances of an offer is searched that certainly carries the rate: the 95 %
+interval of attainment lies above the target and the backlog does not grow. The search goes in
+steps, each longer than the last: hardly any load; a short look at more and more instances; longer
+runs of the parameters that have a chance by their look, the best first; long runs on seeds that the
+search did not use. Each step may raise what the offer costs at least, and the next step is always
+one of the offer that costs least by what is known. Plans are therefore found in the order of their
+cost, and long runs are made only of what may be one of them. A capacity search with an interval
+then gives the spare capacity of each.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heapify, heappop, heapreplace, nsmallest
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from ...harness.core.records.request_records import Result
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -31,11 +35,11 @@ from ...harness.experiments.execution.cells import (
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
+from ...harness.results.stationarity import requests_in
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..capacity.capacity_options import SIMULATED_BUDGET_HORIZONS
 from ..capacity.capacity_search import find_capacity
-from ..capacity.search_options import Budget, Capacity, SearchOptions
+from ..capacity.search_options import LEAST_SHARES, Budget, Capacity, SearchOptions
 from .deployment_levels import (
     CONFIRM,
     LIGHT,
@@ -52,14 +56,15 @@ from .deployment_levels import (
 from .offers import Deployment, Offer, offers
 from .prices import PriceList, default_prices
 
+_Result = TypeVar("_Result")
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _FRESH_SEEDS = 1_000_000  # from the first seed on: those of the confirmation
 _LIGHT_SHARE = 0.05
-_LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
-_STEP = 1.3
-_MOST_AHEAD = 3  # offers that a pool begins before it is known that they are tried
+_STEP = 1.1  # times as many instances, where a number does not carry
+_MOST_AT_ONCE = 4  # offers of which a pool begins the next step, needed or not
 _TOLERANCE = 0.05
-_CAPACITY_REQUESTS = 60_000
+_BRACKET = 1.1
+_CAPACITY_REQUESTS, _CAPACITY_RUNS = 40_000, 5  # whichever is more, beside the confirming runs
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,50 @@ def plan_cheapest(
     return PlanSearch(experiment, load, options or PlanOptions()).run()
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Levels whose verdicts an offer needs next, and the instances that it takes at least."""
+
+    instances: int
+    levels: Sequence[DeploymentLevel]
+
+
+_Steps = Generator[_Step, Sequence[Verdict], _Result]
+_Levels = list[tuple[Deployment, DeploymentLevel]]
+
+
+@dataclass
+class _Candidate:
+    """An offer on its way to a plan, with the fewest instances that it may need."""
+
+    place: int  # among offers
+    offer: Offer
+    steps: _Steps[SizedOffer | None]
+    instances: int
+
+    @cached_property
+    def step(self) -> _Step:
+        """The next one; of no levels where there is none."""
+        return next(self.steps, _Step(self.instances, ()))
+
+    def go_on(self, verdicts: Sequence[Verdict]) -> None:
+        """Take the verdicts of the step; StopIteration has the plan, or None."""
+        self.step = self.steps.send(verdicts)
+        self.instances = self.step.instances
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What its plan costs at least."""
+        return self.instances * self.offer.usd_per_hour
+
+    def __lt__(self, other: _Candidate) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[float, int, int]:
+        return self.usd_per_hour, self.instances * self.offer.gpus, self.place
+
+
 @dataclass
 class PlanSearch:
     """A search; its fields are the arguments of `plan_cheapest`."""
@@ -201,37 +250,40 @@ class PlanSearch:
             )
         options = self.options
         self._levels = Levels(checkpoint, options.runner_of, options.pool, options.say)
-        self._ahead: Sequence[Offer] = ()  # the next to be tried, in their order
-        self._found: list[SizedOffer] = []
         self._refuted: list[SizedOffer] = []
         self._tried: set[str] = set()  # names of offers
-        self._most_plans = self.load.plans
 
     def run(self) -> DeploymentPlan:
         """The cheapest plans on these GPUs; on all with a price where none is named."""
         load, kinds, prices = self.load, self.options.kinds, self.options.prices
         every, refused = offers(self.experiment, load.whole_rps, kinds, prices)
         self._check_arrivals(every[0])
+        candidates = [
+            _Candidate(place, offer, self._steps(offer), offer.least_instances)
+            for place, offer in enumerate(every)
+            if offer.least_instances * offer.gpus <= load.most_gpus
+        ]
+        plans = list(islice(self._cheapest(candidates), load.plans))
         absent = {name: str(error) for name, error in refused.items()}
-        self._try_offers(every, absent)
-        if self._found and not any(self._has_fit(plan.offer) for plan in self._found):
-            estimated, self._found, self._most_plans = self._found, [], 1
-            self._try_offers([offer for offer in every if self._has_fit(offer)], absent)
-            self._found = estimated + self._found
-        self._ahead = ()
-        if not self._found:
+        for candidate in sorted(candidates):
+            usd = candidate.usd_per_hour
+            absent.setdefault(candidate.offer.system, f"it costs at least {usd:.2f} USD per hour")
+        if plans and not any(self._has_fit(plan.offer) for plan in plans):
+            fitted = [candidate for candidate in candidates if self._has_fit(candidate.offer)]
+            plans += islice(self._cheapest(fitted), 1)
+        if not plans:
             raise SloBenchError(
                 f"no offer of up to {load.most_gpus} GPUs carries {load.whole_rps:g} req/s "
                 f"with {load.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
                 "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
         self._levels.drop_begun()
-        plans = self._with_capacities()
-        ranked = sorted(plans, key=lambda plan: (plan.usd_per_hour, plan.gpus, -_capacity(plan)))
+        ranked = sorted(
+            self._with_capacities(plans),
+            key=lambda plan: (plan.usd_per_hour, plan.gpus, -_capacity(plan)),
+        )
         for name in self.experiment.systems:
-            absent.setdefault(
-                name, "no offer that could be as cheap carries the load within its SLO"
-            )
+            absent.setdefault(name, "no offer carries the load within its SLO")
         for plan in ranked:
             absent.pop(plan.offer.system, None)
         refuted = tuple(self._refuted)
@@ -239,49 +291,32 @@ class PlanSearch:
             load, tuple(ranked), len(self._tried), len(every), prices, kinds, absent, refuted
         )
 
-    def _try_offers(self, every: Sequence[Offer], absent: dict[str, str]) -> None:
-        """Keep the cheapest plans of these offers, and note why systems have none."""
-        for place, offer in enumerate(every):
-            least_usd = offer.least_instances * offer.usd_per_hour
-            if least_usd >= self._limit_usd:
-                absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
-                continue
-            if offer.least_instances * offer.gpus > self.load.most_gpus:
-                continue
-            self._ahead = every[place + 1 :]
-            self.options.count(len(self._tried), len(self._tried) + 2 + self._to_try())
-            self._tried.add(offer.name)
-            sized = self._smallest(offer) if self._quick_enough(offer) else None
-            if sized is not None:
-                absent[offer.system] = f"its plans cost {sized.usd_per_hour:.2f} USD per hour"
-                self._found.append(sized)
-                self._found.sort(
-                    key=lambda plan: (plan.usd_per_hour, plan.gpus, -plan.verdict.attainment)
-                )
-                del self._found[self._most_plans :]
+    def _cheapest(self, candidates: list[_Candidate]) -> Iterator[SizedOffer]:
+        """Plans in the order of their cost; `candidates` becomes a heap of those that remain."""
+        heapify(candidates)
+        plans = 0
+        while candidates:
+            self.options.count(plans, 2 * self.load.plans)
+            if self.options.pool is not None:
+                ahead = min(self.options.pool.at_once, _MOST_AT_ONCE)
+                for candidate in nsmallest(ahead, candidates):
+                    for level in candidate.step.levels:
+                        self._levels.begin(level)
+            candidate = candidates[0]
+            self._tried.add(candidate.offer.name)
+            try:
+                candidate.go_on([self._levels.verdict(level) for level in candidate.step.levels])
+                heapreplace(candidates, candidate)
+            except StopIteration as end:
+                heappop(candidates)
+                if end.value is not None:
+                    plans += 1
+                    yield end.value
 
     def _has_fit(self, offer: Offer) -> bool:
         """Whether the step times of an offer are fitted."""
         shape = next(offer.shapes(offer.least_instances))
         return shape.spec(self.experiment, self.load.whole_rps).deployment.step_time.fitted
-
-    @property
-    def _limit_usd(self) -> float:
-        """The price from which on an offer is not among the cheapest."""
-        full = len(self._found) >= self._most_plans
-        return self._found[-1].usd_per_hour if full else math.inf
-
-    def _to_try(self) -> int:
-        """About how many more offers will be tried after the next."""
-        affordable = [
-            offer
-            for offer in self._ahead
-            if offer.least_instances * offer.usd_per_hour < self._limit_usd
-            and offer.least_instances * offer.gpus <= self.load.most_gpus
-        ]
-        lacking = self._most_plans - len(self._found)
-        a_plan = max(2.0, len(self._tried) / max(1, len(self._found)))  # as many are tried for one
-        return min(len(affordable), math.ceil(lacking * a_plan) if lacking else len(affordable))
 
     def _check_arrivals(self, offer: Offer) -> None:
         spec = next(offer.shapes(offer.least_instances)).spec(self.experiment, 1.0)
@@ -291,42 +326,51 @@ class PlanSearch:
                 "another rate: --arrivals poisson"
             )
 
-    def _quick_enough(self, offer: Offer) -> bool:
-        """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
-        do not help.
-        """
-        return any(self._carrying(*_light(offer, self.load.whole_rps)))
+    def _steps(self, offer: Offer) -> _Steps[SizedOffer | None]:
+        """The fewest instances that carry the load, confirmed.
 
-    def _smallest(self, offer: Offer) -> SizedOffer | None:
-        """The fewest instances that carry the load, confirmed, if they cost less than the results
-        so far.
+        None where 5 % load, almost without waiting, misses the target, so that more instances do
+        not help, or no number that is allowed carries it.
         """
-        least = offer.least_instances
-        while count := self._fewest(offer, least):
-            for shape in self._carrying(offer.shapes(count), self.load.whole_rps, SEARCH):
-                [(_, level)] = self._levels_of([shape], self.load.whole_rps, CONFIRM)
-                confirmed = replace(shape, verdict=self._judged([level])[0])
-                if confirmed.verdict.carries:
-                    return confirmed
-                self._refuted.append(confirmed)
+        least, rate_rps = offer.least_instances, self.load.whole_rps
+        light_rps = min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least)
+        if not (yield from _carries(self._levels_of(offer.shapes(least), light_rps, LIGHT), least)):
+            return None
+        while count := (yield from self._fewest(offer, least)):
+            for deployment, level in (yield from self._chances(offer, count, count)):
+                if not (yield from _carries([(deployment, level)], count)):
+                    continue
+                [(_, level)] = self._levels_of([deployment], rate_rps, CONFIRM)
+                [verdict] = yield _Step(count, [level])
+                plan = SizedOffer(**vars(deployment), verdict=verdict)
+                if verdict.carries:
+                    return plan
+                self._refuted.append(plan)
             least = count + 1
         return None
 
-    def _fewest(self, offer: Offer, least: int) -> int:
+    def _fewest(self, offer: Offer, least: int) -> _Steps[int]:
         """The fewest instances, from `least` on, that carry the load; 0 if none do."""
-        max_instances = self._most(offer)
-        failing, carrying = least - 1, 0
-        count = _likely(offer, least)
-        while failing + 1 <= max_instances and (not carrying or failing + 1 < carrying):
-            count = min(count, max_instances)
-            if any(self._carrying(offer.shapes(count), self.load.whole_rps, SEARCH)):
+        max_instances = self.load.most_gpus // offer.gpus
+        failing, carrying, count = least - 1, 0, least
+        while failing < max_instances and failing + 1 != carrying:
+            count = min(max(count, failing + 1), max_instances)
+            chances = yield from self._chances(offer, count, failing + 1)
+            if (yield from _carries(chances, failing + 1)):
                 carrying = count
             else:
                 failing = count
-                count = max(failing + 1, math.floor(failing * _STEP))
-            if carrying:
-                count = (failing + carrying) // 2
+            count = (failing + carrying) // 2 if carrying else math.floor(failing * _STEP)
         return carrying
+
+    def _chances(self, offer: Offer, count: int, least: int) -> _Steps[_Levels]:
+        """The levels of a search with `count` instances: the best of a short look first, without
+        those that certainly miss the target in it.
+        """
+        levels = list(self._levels_of(offer.shapes(count), self.load.whole_rps, SEARCH))
+        looks = yield _Step(least, [replace(level, length=LOOK) for _, level in levels])
+        ranked = sorted(zip(looks, levels, strict=True), key=lambda pair: -pair[0].attainment)
+        return [level for look, level in ranked if look.high >= self.load.target]
 
     def fewest_for(self, plan: SizedOffer, rates_rps: Sequence[float]) -> tuple[int, ...]:
         """The fewest instances of a plan that carry each rate, the headroom included; 0 for 0.
@@ -355,23 +399,8 @@ class PlanSearch:
     def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
         """Whether that many instances of a plan carry a rate, before its headroom."""
         whole_rps = rate_rps * (1 + self.load.headroom)
-        return any(self._carrying(plan.resized(instances), whole_rps, length))
-
-    def _carrying(
-        self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
-    ) -> Iterator[SizedOffer]:
-        """Those that carry the rate, each simulated when it is asked for; in a search the best of a
-        short look first, without those that certainly miss the target in it.
-        """
-        levels = list(self._levels_of(shapes, rate_rps, length))
-        if length is SEARCH:
-            looks = self._judged([replace(level, length=LOOK) for _, level in levels])
-            ranked = sorted(zip(looks, levels, strict=True), key=lambda pair: -pair[0].attainment)
-            levels = [level for look, level in ranked if look.high >= self.load.target]
-        for deployment, level in levels:
-            [verdict] = self._judged([level])
-            if verdict.carries:
-                yield SizedOffer(**vars(deployment), verdict=verdict)
+        levels = self._levels_of(plan.resized(instances), whole_rps, length)
+        return any(self._levels.verdict(level).carries for _, level in levels)
 
     def _levels_of(
         self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
@@ -386,60 +415,31 @@ class PlanSearch:
             target = self.load.target
             yield deployment, DeploymentLevel(deployment.name, spec, rate_rps, target, seed, length)
 
-    def _judged(self, levels: Sequence[DeploymentLevel]) -> list[Verdict]:
-        """The verdicts on some levels; a pool begins them together, and then what may be next."""
-        for level in levels:
-            self._levels.begin(level)
-        if self.options.pool is not None:
-            self._look_ahead(min(self.options.pool.at_once - 1, _MOST_AHEAD))
-        return [self._levels.verdict(level) for level in levels]
-
-    def _look_ahead(self, offers: int) -> None:
-        """Begin the first levels of the next offers, which are probably tried."""
-        rate_rps = self.load.whole_rps
-        cheap = (offer for offer in self._ahead if self._most(offer) >= offer.least_instances)
-        for offer in islice(cheap, offers):
-            for _, light in islice(self._levels_of(*_light(offer, rate_rps)), 1):
-                self._levels.begin(light)
-                if self._levels.carried(light):
-                    count = min(_likely(offer, offer.least_instances), self._most(offer))
-                    for _, level in self._levels_of(offer.shapes(count), rate_rps, LOOK):
-                        self._levels.begin(level)
-
-    def _most(self, offer: Offer) -> int:
-        """The most instances that are allowed and not more expensive than the results so far."""
-        affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
-        return min(self.load.most_gpus // offer.gpus, affordable)
-
-    def _with_capacities(self) -> tuple[SizedOffer, ...]:
-        """The plans found, with their capacity; a pool searches several at once."""
+    def _with_capacities(self, plans: Sequence[SizedOffer]) -> Iterator[SizedOffer]:
+        """The plans with their capacity; a pool searches several at once."""
         rate_rps, pool = self.load.whole_rps, self.options.pool
         target, seed = self.load.target, self.experiment.seed
         arguments = [
             (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
-            for sized in self._found
+            for sized in plans
         ]
-        self.options.count(len(self._tried), len(self._tried) + 1)
         begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
-        plans = []
-        for place, sized in enumerate(self._found):
+        for place, sized in enumerate(plans):
+            self.options.count(len(plans) + place, 2 * len(plans))
             self.options.say(f"capacity of {sized.instances} × {sized.offer.name}")
             if begun:
-                plans.append(begun[place].result())
+                yield begun[place].result()
             else:
-                plans.append(with_capacity(*arguments[place], self.options.runner_of))
-        return tuple(plans)
+                yield with_capacity(*arguments[place], self.options.runner_of)
 
 
-def _light(offer: Offer, rate_rps: float) -> tuple[Iterator[Deployment], float, RunLength]:
-    """Deployments, rate and runs of a load at which hardly a request waits."""
-    least = offer.least_instances
-    return offer.shapes(least), min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least), LIGHT
-
-
-def _likely(offer: Offer, least: int) -> int:
-    """The number of instances with which a search begins."""
-    return max(least, round(offer.least_instances / _LIKELY_SHARE))
+def _carries(levels: Iterable[tuple[Deployment, DeploymentLevel]], least: int) -> _Steps[bool]:
+    """Whether one of these carries its load; each is simulated when none before it does."""
+    for _, level in levels:
+        [verdict] = yield _Step(least, [level])
+        if verdict.carries:
+            return True
+    return False
 
 
 def with_capacity(
@@ -452,20 +452,38 @@ def with_capacity(
 ) -> SizedOffer:
     """The offer with its capacity, whether its step times are fitted, and figures at its rate;
     these are simulated ones, and None with another runner.
+
+    The runs that confirmed the offer are part of the search. Its runs are twice as long as those
+    had to be at least, since requests stay longer near the capacity.
     """
+    confirmed = sized.verdict
+    requests = SEARCH.requests
+    for run in confirmed.samples:
+        lasting_s = 2 * CONFIRM.horizons * max(run.horizon_s, run.stay_s)
+        requests = max(requests, requests_in(lasting_s, rate_rps, run.horizon_s))
     options = SearchOptions(
         targets=(target,),
         tolerance=_TOLERANCE,
+        requests=requests,
+        seeds=1,
         first_seed=first_seed,
-        budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
+        budget=Budget(confirmed.requests + max(_CAPACITY_REQUESTS, _CAPACITY_RUNS * requests)),
+        shares_of=Budget(2 * LEAST_SHARES * requests),
+        widest_bracket=_BRACKET,
     )
+    at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
     [capacity] = find_capacity(
         simulated_runner(spec, controlled=True) if is_simulated else runner_of(spec),
         start_rps=rate_rps,
         options=options,
-        neighbours=(rate_rps, rate_rps * 1.2),
+        neighbours=(rate_rps, max(at_most_rps, rate_rps * _BRACKET)),
+        earlier_runs=confirmed.samples,
     ).capacities
+    if capacity.capacity_rps is not None:
+        capacity = replace(
+            capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
+        )
     fitted = spec.deployment.step_time.fitted
     figures = _figures(spec, target) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)

@@ -177,7 +177,8 @@ def share_that_keeps(
 
     Of an error that makes a server slower its queue grows, too: errors are applied to a run under
     load that is higher by their factor of E2E, `at_speed` of its inverse; of errors that make it
-    faster, to `result`. They are divided into `_SPEEDS` parts, each with the run of its median.
+    faster, to `result`. They are divided into `_SPEEDS` parts, each with the run of its median, but
+    what misses the target under a lower load, or keeps it under a higher one, needs no run.
     """
     sample = sampled(workload, result)
     setting = setting_of(spec, sample, row)
@@ -186,9 +187,17 @@ def share_that_keeps(
         return None
     joint = joint.thinned(_MOST_ROWS)
     slower = np.exp(joint.logs[:, _JOINT.index("e2e_mean")])
-    kept = np.zeros(len(slower), dtype=np.bool_)
-    for rows in np.array_split(np.argsort(slower), _SPEEDS):
-        factor = float(np.median(slower[rows])) if len(rows) else 1.0
-        run = sample if factor <= 1 else sampled(*at_speed(1 / factor))
-        kept[rows] = attainments(joint.rows(rows), run) >= target
+    parts = [rows for rows in np.array_split(np.argsort(slower), _SPEEDS) if len(rows)]
+    part_factors = np.empty(len(slower))
+    for rows in parts:
+        part_factors[rows] = max(1.0, np.median(slower[rows]))
+    kept = attainments(joint, sample) >= target
+    undecided = kept & (part_factors > 1)
+    while undecided.any():
+        factors = np.unique(part_factors[undecided])
+        factor = float(factors[len(factors) // 2])
+        keeps = attainments(joint, sampled(*at_speed(1 / factor))) >= target
+        decided = undecided & np.where(keeps, part_factors <= factor, part_factors >= factor)
+        kept[decided] = keeps[decided]
+        undecided &= ~decided
     return joint.share(kept)

@@ -63,6 +63,22 @@ def test_find_capacity_gives_every_run_its_own_seed():
     assert seeds == list(range(50, 50 + len(seeds)))
 
 
+def test_find_capacity_goes_on_from_earlier_runs():
+    earlier = [QUEUE.run(2.0, seed, 8000) for seed in (91, 92, 93)]
+    watched = Watched(QUEUE)
+    search = find_capacity(
+        watched,
+        start_rps=2.0,
+        options=SearchOptions(targets=(0.9,), widest_bracket=1.1),
+        neighbours=(2.0, 2.5),
+        earlier_runs=earlier,
+    )
+    [capacity] = search.capacities
+    assert capacity.capacity_rps == pytest.approx(QUEUE.capacity_rps(0.9), rel=0.05)
+    assert watched.runs[0][0] == 2.5  # the first rate is decided
+    assert search.requests_spent == 24_000 + sum(requests for _, _, requests in watched.runs)
+
+
 def test_find_capacity_repeats_exactly():
     options = SearchOptions(targets=(0.9,))
     assert find_capacity(QUEUE, start_rps=2.0, options=options) == find_capacity(
