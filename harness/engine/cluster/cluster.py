@@ -149,7 +149,8 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
-        self._runner.touch(instance)
+        if not instance.touched:
+            self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -409,23 +410,25 @@ class Cluster:
             until_s = arrival_s if arrival_s < event_s else event_s
             if changed:
                 runner.ask_changed()
-            while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+            while emitters and emitters[0][0] < until_s:
+                if emitters[0][0] == emitters[0][2].earliest_release_s:
+                    runner.run_first(until_s)
+                    break
                 heappop(emitters)
-            if emitters and emitters[0][0] < until_s:
-                runner.run_first(until_s)
-            elif until_s == INF:
-                if not runner.run_busy():
-                    self._nobody_left()
-                    return
-            elif event_s <= arrival_s:
-                self.now_s = runner.now_s = event_s
-                _, _, act, args = heappop(events)
-                act(*args)
-            else:
-                self.now_s = runner.now_s = arrival_s
-                r = arrivals.pop()
-                arrival_s = arrivals.next_s()
-                self._arrived(r)
+            else:  # nobody may give a request back before then
+                if until_s == INF:
+                    if not runner.run_busy():
+                        self._nobody_left()
+                        return
+                elif event_s <= arrival_s:
+                    self.now_s = runner.now_s = event_s
+                    _, _, act, args = heappop(events)
+                    act(*args)
+                else:
+                    self.now_s = runner.now_s = arrival_s
+                    r = arrivals.pop()
+                    arrival_s = arrivals.next_s()
+                    self._arrived(r)
             self._steps += 1
             if self._steps >= look_at:
                 look_at += LOOK_EVERY
@@ -624,7 +627,8 @@ class Cluster:
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
-        self._runner.touch(source)
+        if not source.touched:
+            self._runner.touch(source)
         if heeds_room:
             self._runner.note_one(source)
 

@@ -91,6 +91,7 @@ class LazyInstance:
         "_n_requests",
         "_own_decode_only_s",
         "_sizes",
+        "alone",
         "bounds_known",
         "decode_only_until_s",
         "device_group",
@@ -135,6 +136,7 @@ class LazyInstance:
         self.up = up
         self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
+        self.alone = False  # in its device group
         self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
@@ -196,7 +198,7 @@ class LazyInstance:
         changes.
         """
         simulated = self.simulated
-        if simulated is None or not self.bounds_known or len(self.device_group.instances) > 1:
+        if simulated is None or not self.bounds_known or not self.alone:
             return False
         self.earliest_s, until_s = simulated.bounds_with(
             visible_s, self.earliest_s, self._n_requests
@@ -233,13 +235,13 @@ class LazyInstance:
             bounds = self.simulated.bounds()
             self.earliest_s, self._own_decode_only_s, self._n_requests = bounds
             self.bounds_known = True
-            if len(self.device_group.instances) == 1:
+            if self.alone:
                 self.decode_only_until_s = self._own_decode_only_s
         return self.earliest_s
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
-        if len(device_group.instances) == 1 and self.bounds_known:
+        if self.alone and self.bounds_known:
             self.decode_only_until_s = self._own_decode_only_s
         else:
             self.decode_only_until_s = device_group.decode_only_until_s()
@@ -423,4 +425,6 @@ def device_groups(
     for device_group in groups:
         device_group.instances.sort(key=lambda instance: instance.index)
         device_group.index = device_group.instances[0].index
+        for instance in device_group.instances:
+            instance.alone = len(device_group.instances) == 1
     return groups

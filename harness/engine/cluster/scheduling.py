@@ -105,7 +105,8 @@ class InstanceRunner:
     def _note_changed(self, device_group: DeviceGroup) -> None:
         for instance in device_group.instances:
             instance.decode_only_until_s = -1.0
-            self.touch(instance)
+            if not instance.touched:
+                self.touch(instance)
         if not device_group.changed:
             device_group.changed = True
             self.changed.append(device_group)
@@ -142,7 +143,7 @@ class InstanceRunner:
         arrive during an iteration are delivered as if it had ended.
         """
         engine, device_group, now_s = instance.engine, instance.device_group, self.now_s
-        if len(device_group.instances) == 1:
+        if instance.alone:
             self.catch_up(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
@@ -162,7 +163,7 @@ class InstanceRunner:
         until the iteration ends.
         """
         device_group, now_s = instance.device_group, self.now_s
-        if len(device_group.instances) > 1:
+        if not instance.alone:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
@@ -176,21 +177,25 @@ class InstanceRunner:
         emitters = self.emitters
         first_s, _, first = heappop(emitters)
         first.earliest_release_s = -1.0  # it is not in the heap
-        while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+        horizon_s = until_s
+        while emitters and emitters[0][0] < until_s:
+            if emitters[0][0] == emitters[0][2].earliest_release_s:
+                horizon_s = emitters[0][0]
+                break
             heappop(emitters)
-        horizon_s = emitters[0][0] if emitters and emitters[0][0] < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
             ready_s = min([instance.engine.ready_s() for instance in first.instances])
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
         instance = first.instances[0]
         simulated = instance.simulated
-        if len(first.instances) > 1 or simulated is None:
+        if simulated is None or not instance.alone:
             self._advance(first, horizon_s)
             return
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        self.touch(instance)
+        if not instance.touched:
+            self.touch(instance)
         first.earliest_release_s = release_s = instance.find_bounds()
         if release_s < INF:
             heappush(emitters, (release_s, first.index, first))
