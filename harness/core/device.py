@@ -40,11 +40,15 @@ def occupy(stages: tuple[StageDevice, ...], begin_s: float, duration_s: float) -
 
     Each stage takes its share, and begins when the step reaches it and it is free.
     """
-    now_s, computed_s = begin_s, _computed_s(stages, duration_s)
+    now_s, computed_s = begin_s, duration_s
+    for stage in stages:
+        computed_s -= stage.hop_s
     for stage in stages:
         owed_s = stage.settle(now_s) if stage.owed_s else 0.0
-        stage.free_at_s = max(now_s, stage.free_at_s) + owed_s + computed_s * stage.share
-        now_s = stage.free_at_s + stage.hop_s
+        if stage.free_at_s > now_s:
+            now_s = stage.free_at_s
+        stage.free_at_s = now_s = now_s + owed_s + computed_s * stage.share
+        now_s += stage.hop_s
     return now_s
 
 

@@ -42,33 +42,39 @@ class TransferTimes(NamedTuple):
     moved_bytes: int
 
 
-def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
-    """Send `moved_bytes` over all links of `path` at once, as soon as all of them are free.
-
-    The slowest sets the pace, and all are held for as long; latencies add up. Nothing to move is
-    there at once.
-
-    Raises:
-        SloBenchError: a negative number of bytes.
+class LinkPath:
+    """Links that a transfer holds at once, as soon as all of them are free: the slowest sets the
+    pace, and latencies add up.
     """
-    if moved_bytes < 0:
-        raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
-    if not moved_bytes or not path:
-        return TransferTimes(now_s, now_s, moved_bytes)
-    begin_s, pace, latency_s = now_s, math.inf, 0.0
-    for link in path:
-        if link.free_at_s > begin_s:
-            begin_s = link.free_at_s
-        if link.bandwidth_bytes_per_s < pace:
-            pace = link.bandwidth_bytes_per_s
-        latency_s += link.latency_s
-    flow_s = moved_bytes / pace
-    free_at_s = begin_s + flow_s
-    for link in path:
-        link.free_at_s = free_at_s
-        link.carried_bytes += moved_bytes
-        link.busy_s += flow_s
-    return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
+
+    __slots__ = ("_bytes_per_s", "_latency_s", "_links")
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._bytes_per_s = min([link.bandwidth_bytes_per_s for link in links], default=math.inf)
+        self._latency_s = sum([link.latency_s for link in links])
+
+    def send(self, moved_bytes: int, now_s: float) -> TransferTimes:
+        """Send `moved_bytes`. Nothing to move is there at once.
+
+        Raises:
+            SloBenchError: a negative number of bytes.
+        """
+        if moved_bytes <= 0 or not self._links:
+            if moved_bytes < 0:
+                raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
+            return TransferTimes(now_s, now_s, moved_bytes)
+        begin_s = now_s
+        for link in self._links:
+            if link.free_at_s > begin_s:
+                begin_s = link.free_at_s
+        flow_s = moved_bytes / self._bytes_per_s
+        free_at_s = begin_s + flow_s
+        for link in self._links:
+            link.free_at_s = free_at_s
+            link.carried_bytes += moved_bytes
+            link.busy_s += flow_s
+        return TransferTimes(begin_s, free_at_s + self._latency_s, moved_bytes)
 
 
 class InstanceNetwork(Protocol):
@@ -94,6 +100,7 @@ class SwitchNetwork:
         self._free_of_charge = LinkSpec(spec.name, spec.bandwidth_bytes_per_s, 0.0, spec.origin)
         self._out: dict[int, Link] = {}
         self._into: dict[int, Link] = {}
+        self._paths: dict[tuple[int, int], LinkPath] = {}
 
     def out(self, instance: int) -> Link:
         """Link away from an instance."""
@@ -113,10 +120,10 @@ class SwitchNetwork:
         """From one instance to another; within one, at once."""
         if source == target:
             return TransferTimes(now_s, now_s, moved_bytes)
-        out, into = self._out.get(source), self._into.get(target)
-        if out is None or into is None:
-            out, into = self.out(source), self.into(target)
-        return send((out, into), moved_bytes, now_s)
+        path = self._paths.get((source, target))
+        if path is None:
+            path = self._paths[source, target] = LinkPath((self.out(source), self.into(target)))
+        return path.send(moved_bytes, now_s)
 
     @property
     def sent_bytes(self) -> int:

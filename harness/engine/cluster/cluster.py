@@ -89,7 +89,6 @@ class Cluster:
         self._held: dict[RequestState, None] = {}
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
-        self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         # of requests with two copies, by id, the one that ended first
         self._answered: dict[int, RequestState | None] = {}
@@ -292,7 +291,6 @@ class Cluster:
         self._runner.note(instance.device_group)
         for r in lost:
             self._prefilled.pop(r, None)
-            self._moving.pop(r, None)
             self._away_s.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self._call_at(release.time_s, self._given_back, (release,))
@@ -596,10 +594,9 @@ class Cluster:
         begin_s: float,
         copied_tokens: int = 0,
     ) -> None:
-        self._away_s.setdefault(r, begin_s)
+        away_s = self._away_s.setdefault(r, begin_s)
         ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
-        transfer = self._moving[r] = self._event_number + 1
-        self._call_at(ends_s, self._moved, (r, source, target, transfer))
+        self._call_at(ends_s, self._moved, (r, source, target, away_s))
 
     def _carried_s(
         self,
@@ -613,11 +610,12 @@ class Cluster:
         return self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
 
     def _moved(
-        self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: int
+        self, r: RequestState, source: LazyInstance, target: LazyInstance, away_s: float
     ) -> None:
-        """The KV of `r` is at `target`: it enters there when there is room."""
-        if self._moving.get(r) == transfer:  # else the source failed, and `r` has begun again
-            del self._moving[r]
+        """The KV of `r`, which left at `away_s`, is at `target`: it enters there when there is
+        room.
+        """
+        if self._away_s.get(r) == away_s:  # else the source failed, and `r` has begun again
             self._leave(r, source)
             self._enters(r, target)
 

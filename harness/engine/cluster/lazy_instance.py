@@ -224,6 +224,8 @@ class LazyInstance:
         """Until when nothing but decode steps happens, as far as it depends on this one."""
         if not self.bounds_known:
             self.find_bounds()
+        elif self.simulated is not None and self.simulated.owes():  # since then, perhaps
+            return self.simulated.now_s
         return self._own_decode_only_s
 
     def find_bounds(self) -> float:
@@ -247,7 +249,7 @@ class LazyInstance:
             self.decode_only_until_s = device_group.decode_only_until_s()
         if self.decode_only_until_s < now_s:
             self._clock.bring(self)
-            self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
+            self.decode_only_until_s = max(now_s, self.own_decode_only_s()) if self.alone else now_s
         if not self.bounds_known:
             self.find_bounds()
 

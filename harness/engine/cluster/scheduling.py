@@ -29,12 +29,11 @@ def _lags(instance: LazyInstance, now_s: float) -> bool:
 
 
 def _ran(instance: LazyInstance) -> None:
-    """It has run: its own state has changed, and that of those which compute for it or beside it
-    on the same devices.
+    """It has run: its own state has changed, and that of those which compute beside it on the same
+    devices.
     """
     instance.bounds_known = False
-    simulated = instance.simulated
-    if simulated is None or simulated.works_abroad or instance.shares_stages:
+    if instance.simulated is None or instance.shares_stages:
         for neighbour in instance.device_group.instances:
             neighbour.bounds_known = False
 
@@ -162,13 +161,13 @@ class InstanceRunner:
         """As `bring`, but what arrives during an iteration of one that is alone stays on its way
         until the iteration ends.
         """
-        device_group, now_s = instance.device_group, self.now_s
+        now_s = self.now_s
         if not instance.alone:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             while _lags(instance, now_s):
-                self._advance(device_group, now_s)
+                self._advance(instance.device_group, now_s)
 
     def run_first(self, until_s: float) -> None:
         """Run the instances with the earliest possible release: the first of `emitters`, which is

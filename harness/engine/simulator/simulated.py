@@ -139,12 +139,10 @@ class SimulatedInstance(Loop):
         """
         return self.bounds()[1]
 
-    @property
-    def works_abroad(self) -> bool:
-        """Whether another instance computes a part of its steps."""
-        return self._away is not None
-
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
+        """Whether its next decode step is longer by what its GPUs computed for other instances."""
+        if self._alone or self.inbox or not self.decoding:
+            return False
         stages = self.stages
         if len(stages) == 1:
             return stages[0].owed_s != 0
@@ -216,7 +214,7 @@ class SimulatedInstance(Loop):
             inbox
             or self.pending_free
             or self.learner is not None
-            or (not self._alone and self._owes())
+            or (not self._alone and self.owes())
         )
         if not (ends or predictable):
             return earliest_s, decode_only_s, n_requests
