@@ -197,13 +197,16 @@ class LazyInstance:
         """The first request is on its way, to be seen at that time. Whether it is known what that
         changes.
         """
-        simulated = self.simulated
-        if simulated is None or not self.bounds_known or not self.alone:
+        if self.simulated is None or not self.bounds_known:
             return False
-        self.earliest_s, until_s = simulated.bounds_with(
+        self.earliest_s, self._own_decode_only_s = self.simulated.bounds_with(
             visible_s, self.earliest_s, self._n_requests
         )
-        self._own_decode_only_s = self.decode_only_until_s = until_s
+        if self.alone:
+            self.decode_only_until_s = self._own_decode_only_s
+        else:
+            for neighbour in self.device_group.instances:
+                neighbour.decode_only_until_s = -1.0
         self._n_requests += 1
         return True
 

@@ -54,10 +54,6 @@ class DecodeCounters:
         self._mask = bs - 1
         self._entered = 0
 
-    def decoded_tokens(self) -> int:
-        """Tokens that the decoding requests have got, each since its `tick0`."""
-        return self.tick * len(self.decoding) - self._ticks0
-
     def _start_decode(self, r: RequestState) -> None:
         tick = self.tick
         r.phase = _DECODE

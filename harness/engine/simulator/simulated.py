@@ -356,7 +356,7 @@ class SimulatedInstance(Loop):
         waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
         kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
-        tokens += self.decoded_tokens()
+        tokens += self.tick * len(self.decoding) - self._ticks0
         measures.sample((self.now_s, waiting, running, kv_blocks), tokens)
 
     def _pass_time(self, horizon_s: float) -> bool:
