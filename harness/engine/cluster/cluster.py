@@ -452,7 +452,8 @@ class Cluster:
         last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
+            answers = reason is _FINISH and r.notify_on_finish
+            if answers and (not self._answered or self._is_answer(r)):
                 self._arrivals.ended(r.id, r.finish_s, answered=True)
             if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
@@ -504,7 +505,8 @@ class Cluster:
         self._steps += len(together) - 1
         for release, version in together:
             if release.reason is _FINISH:
-                self._route_prefilled()
+                if self._prefilled:
+                    self._route_prefilled()
             else:
                 self._process(release, instance, version)
             if self._held and instance.role != EMBEDS:

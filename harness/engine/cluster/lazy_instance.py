@@ -140,7 +140,7 @@ class LazyInstance:
         self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
-        self.earliest_s = self._own_decode_only_s = -1.0  # `first_release_s`, if `bounds_known`
+        self.earliest_s = self._own_decode_only_s = -1.0  # see `find_bounds`
         self.bounds_known = False  # nothing has changed since these two were asked for
         self.touched = False  # it is on the list `touched` of its clock
         self._n_requests = 0
@@ -219,10 +219,6 @@ class LazyInstance:
             return True
         return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
 
-    def first_release_s(self) -> float:
-        """When it may release a request first."""
-        return self.earliest_s if self.bounds_known else self.find_bounds()
-
     def own_decode_only_s(self) -> float:
         """Until when nothing but decode steps happens, as far as it depends on this one."""
         if not self.bounds_known:
@@ -232,7 +228,7 @@ class LazyInstance:
         return self._own_decode_only_s
 
     def find_bounds(self) -> float:
-        """Ask the engine again how far it can be known; `first_release_s`."""
+        """Ask the engine again how far it can be known: when it may release a request first."""
         if self.simulated is None:
             self.earliest_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
             self._n_requests = self.engine.n_requests
@@ -318,8 +314,11 @@ class LazyInstance:
         """Prompt tokens that wait there or are on their way."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
-        coming = [r.target_tokens for r in self.engine.inbox if r.phase is WAITING]
-        return self.engine.waiting_tokens + sum(coming)
+        engine = self.engine
+        if not engine.inbox:
+            return engine.waiting_tokens
+        coming = [r.target_tokens for r in engine.inbox if r.phase is WAITING]
+        return engine.waiting_tokens + sum(coming)
 
     @property
     def view(self) -> LoopView:

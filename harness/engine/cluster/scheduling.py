@@ -129,7 +129,11 @@ class InstanceRunner:
 
     def _ask(self, device_group: DeviceGroup) -> None:
         """Note when the instances of the group may give a request back, in simulated seconds."""
-        earliest_release_s = min([i.first_release_s() for i in device_group.instances])
+        earliest_release_s = INF
+        for instance in device_group.instances:
+            first_s = instance.earliest_s if instance.bounds_known else instance.find_bounds()
+            if first_s < earliest_release_s:
+                earliest_release_s = first_s
         if earliest_release_s != device_group.earliest_release_s:
             device_group.earliest_release_s = earliest_release_s
             if earliest_release_s < INF:
@@ -244,7 +248,7 @@ class InstanceRunner:
             if r.num_inputs:  # `Cluster` looks at the embedder before it sends anything there
                 target = embedder
                 while lags:
-                    lags = self._alternate(llm, embedder, r.arrival_s)
+                    lags = self._alternate(llm, embedder, r.arrival_s, self._release)
                 if embeds.inbox:
                     self._deliver(embedder)
             target.engine.inbox.append(r)
@@ -259,39 +263,47 @@ class InstanceRunner:
                     generates.earliest_release_s() < horizon_s
                     or embeds.earliest_release_s() < horizon_s
                 ):
-                    lags = self._alternate(llm, embedder, horizon_s) or horizon_s < until_s
+                    lags = self._alternate(llm, embedder, horizon_s, self._release)
+                    lags = lags or horizon_s < until_s
                 elif releases_s and releases_s[0] <= until_s:
                     heappop(releases_s)
                 else:
                     break
                 self._count_step(llm, embedder)
         while lags and end_s == INF:
-            lags = self._alternate(llm, embedder, end_s)
+            lags = self._alternate(llm, embedder, end_s, self._release)
 
-    def _alternate(self, llm: LazyInstance, embedder: LazyInstance, horizon_s: float) -> bool:
-        """`_take_turns` of two that share a device."""
+    def _alternate(
+        self,
+        first: LazyInstance,
+        second: LazyInstance,
+        horizon_s: float,
+        give_back: Callable[[LazyInstance], None],
+    ) -> bool:
+        """`_take_turns` of two that share devices; whether one has given a request back."""
         parked = 0
-        llm_s, embedder_s = llm.engine.ready_s(), embedder.engine.ready_s()
+        first_s, second_s = first.engine.ready_s(), second.engine.ready_s()
         while True:
-            llm_first = llm_s <= embedder_s
-            first = llm if llm_first else embedder
-            now_s, upto_s = (llm_s, embedder_s) if llm_first else (embedder_s, llm_s)
+            in_order = first_s <= second_s
+            instance = first if in_order else second
+            now_s, upto_s = (first_s, second_s) if in_order else (second_s, first_s)
             if now_s >= horizon_s:
                 return False
             if upto_s <= now_s:
                 upto_s = math.nextafter(now_s, INF)
             if upto_s > horizon_s or parked > _PARKED:
                 upto_s = horizon_s
-            engine = first.engine
+            engine = instance.engine
             engine.run(upto_s, True)
-            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            _ran(instance)
             if engine.outbox:
-                self._release(first)
+                give_back(instance)
                 return True
-            if llm_first:
-                llm_s = engine.ready_s()
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if in_order:
+                first_s = engine.ready_s()
             else:
-                embedder_s = engine.ready_s()
+                second_s = engine.ready_s()
 
     def _count_step(self, llm: LazyInstance, embedder: LazyInstance) -> None:
         """Look at both after as many steps as `Cluster` does."""
@@ -316,18 +328,14 @@ class InstanceRunner:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
         one with the smallest index.
         """
+        if len(instances) == 2 and instances[0].shares_devices and instances[1].shares_devices:
+            self._alternate(instances[0], instances[1], horizon_s, self._collect)
+            return
         parked = 0
-        turns = [instance.turn_s() for instance in instances]
-        pair = len(instances) == 2
-        # Else a run of one may bring forward, or put off, what others look into.
-        alone = pair and instances[0].shares_devices and instances[1].shares_devices
         while True:
-            if pair:
-                first = 1 if turns[1] < turns[0] else 0
-                now_s, others_s = turns[first], turns[1 - first]
-            else:
-                now_s, others_s, *_ = sorted(turns)
-                first = turns.index(now_s)
+            # A run of one may bring forward, or put off, what others look into.
+            turns = [instance.turn_s() for instance in instances]
+            now_s, others_s, *_ = sorted(turns)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
@@ -335,17 +343,14 @@ class InstanceRunner:
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
-            engine = instances[first].engine
+            instance = instances[turns.index(now_s)]
+            engine = instance.engine
             engine.run(upto_s, True)
-            _ran(instances[first])
+            _ran(instance)
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
-                self._collect(instances[first])
+                self._collect(instance)
                 return
-            if alone:
-                turns[first] = instances[first].turn_s()
-            else:
-                turns = [instance.turn_s() for instance in instances]
 
     def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Run those that only decode until the horizon."""

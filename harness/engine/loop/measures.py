@@ -111,7 +111,8 @@ class Measures:
         """`seqs` requests got a token at `now_s`."""
         if self._joined:
             for last_token_s in self._joined:
-                self.gap(now_s - last_token_s)
+                self._add_gap(now_s - last_token_s)
+                self._add_count(1)
             seqs -= len(self._joined)
             self._joined.clear()
         if seqs:
