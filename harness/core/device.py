@@ -72,10 +72,10 @@ class SplitStepTime(StepTime, Protocol):
     part.
     """
 
-    def abroad_s(
+    def parts_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> float:
-        """Seconds of one step that the other GPUs compute."""
+    ) -> tuple[float, float]:
+        """Seconds of one step, and of what the other GPUs compute for it."""
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""
@@ -90,11 +90,13 @@ class Away:
         self._step_time = step_time
         self._device = device
 
-    def step(
+    def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> None:
-        """Add the seconds of one step on this device to what it owes."""
-        self._device.owed_s += self._step_time.abroad_s(decode_seqs, decode_kv_tokens, chunks)
+    ) -> float:
+        """Seconds of one step; what of it this device computes is added to what it owes."""
+        step_s, abroad_s = self._step_time.parts_s(decode_seqs, decode_kv_tokens, chunks)
+        self._device.owed_s += abroad_s
+        return step_s
 
     def span(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> None:
         """Book steps that only decode."""

@@ -121,7 +121,7 @@ class SimulatedInstance(Loop):
         self.stages[0].owed_s += pause_s
 
     def ready_s(self) -> float:
-        if self.decoding or not self.idle:
+        if self.decoding or self.prefilling or self.waiting.live or self.swapped or self.stalled:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
@@ -326,15 +326,16 @@ class SimulatedInstance(Loop):
                 self._began_s = self.now_s
                 continue
             chunks, seqs = self.chunks, self.decode_seqs
-            duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            if self._away is None:
+                duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            else:
+                duration_s = self._away.step_s(seqs, self.decode_kv_tokens, chunks)
             if self.learner is not None:
                 self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
             self._began_s = began_s = self.now_s
-            if self._away is not None:
-                self._away.step(seqs, self.decode_kv_tokens, chunks)
             if self._alone:
                 self.now_s = began_s + duration_s
             else:
