@@ -348,13 +348,14 @@ class Cluster:
         instances, arrivals = self.instances, self._arrivals
         assert isinstance(self._policy, Routed)
         route = self._policy.router.route
+        single = instances[0] if len(instances) == 1 else None
         while True:
             requests = arrivals.pop_slice()
-            if len(instances) == 1 and not self._front_ends:
-                instances[0].engine.inbox.extend(requests)
+            if single is not None and not self._front_ends:
+                single.engine.inbox.extend(requests)
             else:
                 for r in requests:
-                    instance = route(r, instances)
+                    instance = single or route(r, instances)
                     if self._front_ends:
                         r.visible_s = self._passed_s(r, instance, r.arrival_s)
                     instance.engine.inbox.append(r)
