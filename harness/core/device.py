@@ -52,16 +52,11 @@ def occupy(stages: tuple[StageDevice, ...], begin_s: float, duration_s: float) -
     return now_s
 
 
-def _computed_s(stages: tuple[StageDevice, ...], duration_s: float) -> float:
-    """Seconds of a step that its stages compute."""
-    for stage in stages:
-        duration_s -= stage.hop_s
-    return duration_s
-
-
 def free_after(stages: tuple[StageDevice, ...], end_s: float, duration_s: float) -> None:
     """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
-    computed_s = _computed_s(stages, duration_s)
+    computed_s = duration_s
+    for stage in stages:
+        computed_s -= stage.hop_s
     for stage in reversed(stages):
         stage.free_at_s = end_s - stage.hop_s
         end_s = stage.free_at_s - computed_s * stage.share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
@@ -16,30 +16,13 @@ class Link:
     if they had shared the bandwidth. The latency of a transfer does not block the next one.
     """
 
-    __slots__ = (
-        "bandwidth_bytes_per_s",
-        "busy_s",
-        "carried_bytes",
-        "free_at_s",
-        "latency_s",
-        "spec",
-    )
+    __slots__ = ("bandwidth_bytes_per_s", "carried_bytes", "free_at_s", "latency_s")
 
     def __init__(self, spec: LinkSpec) -> None:
-        self.spec = spec
         self.bandwidth_bytes_per_s = spec.bandwidth_bytes_per_s
         self.latency_s = spec.latency_s
         self.free_at_s = 0.0
         self.carried_bytes = 0
-        self.busy_s = 0.0
-
-
-class TransferTimes(NamedTuple):
-    """When a transfer began to flow, and when all of it had arrived."""
-
-    begin_s: float
-    end_s: float
-    moved_bytes: int
 
 
 class LinkPath:
@@ -54,8 +37,8 @@ class LinkPath:
         self._bytes_per_s = min([link.bandwidth_bytes_per_s for link in links], default=math.inf)
         self._latency_s = sum([link.latency_s for link in links])
 
-    def send(self, moved_bytes: int, now_s: float) -> TransferTimes:
-        """Send `moved_bytes`. Nothing to move is there at once.
+    def send(self, moved_bytes: int, now_s: float) -> float:
+        """Send `moved_bytes`; when all of it is there. Nothing to move is there at once.
 
         Raises:
             SloBenchError: a negative number of bytes.
@@ -63,18 +46,16 @@ class LinkPath:
         if moved_bytes <= 0 or not self._links:
             if moved_bytes < 0:
                 raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
-            return TransferTimes(now_s, now_s, moved_bytes)
+            return now_s
         begin_s = now_s
         for link in self._links:
             if link.free_at_s > begin_s:
                 begin_s = link.free_at_s
-        flow_s = moved_bytes / self._bytes_per_s
-        free_at_s = begin_s + flow_s
+        free_at_s = begin_s + moved_bytes / self._bytes_per_s
         for link in self._links:
             link.free_at_s = free_at_s
             link.carried_bytes += moved_bytes
-            link.busy_s += flow_s
-        return TransferTimes(begin_s, free_at_s + self._latency_s, moved_bytes)
+        return free_at_s + self._latency_s
 
 
 class InstanceNetwork(Protocol):
@@ -84,8 +65,8 @@ class InstanceNetwork(Protocol):
     def spec(self) -> LinkSpec:
         """Specification of the slowest link between two instances."""
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
 
 
 class SwitchNetwork:
@@ -116,10 +97,10 @@ class SwitchNetwork:
             link = self._into[instance] = Link(self._free_of_charge)
         return link
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
         if source == target:
-            return TransferTimes(now_s, now_s, moved_bytes)
+            return now_s
         path = self._paths.get((source, target))
         if path is None:
             path = self._paths[source, target] = LinkPath((self.out(source), self.into(target)))
@@ -148,8 +129,8 @@ class NodeNetwork:
         self._within, self._across = SwitchNetwork(within), SwitchNetwork(across)
         self._node_of = node_of
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
         near = self._node_of[source] == self._node_of[target]
         network = self._within if near else self._across
         return network.send(source, target, moved_bytes, now_s)

@@ -129,11 +129,10 @@ class InstanceRunner:
 
     def _ask(self, device_group: DeviceGroup) -> None:
         """Note when the instances of the group may give a request back, in simulated seconds."""
-        earliest_release_s = INF
-        for instance in device_group.instances:
-            first_s = instance.earliest_s if instance.bounds_known else instance.find_bounds()
-            if first_s < earliest_release_s:
-                earliest_release_s = first_s
+        instances = device_group.instances
+        earliest_release_s = min(
+            [i.earliest_s if i.bounds_known else i.find_bounds() for i in instances]
+        )
         if earliest_release_s != device_group.earliest_release_s:
             device_group.earliest_release_s = earliest_release_s
             if earliest_release_s < INF:

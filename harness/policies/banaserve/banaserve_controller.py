@@ -92,7 +92,7 @@ class StoreReads(KvNetwork):
         if path is None:
             path = self._reads[target.number] = LinkPath([Link(self._host)])
         on_a_link = kv_tokens * target.placement.kv_bytes_per_token // target.placement.gpus
-        return path.send(on_a_link, now_s).end_s
+        return path.send(on_a_link, now_s)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ class KvNetwork:
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
-        _, end_s, _ = self.network.send(source.number, target.number, moved_bytes, now_s)
-        return end_s
+        return self.network.send(source.number, target.number, moved_bytes, now_s)
 
     @staticmethod
     def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
