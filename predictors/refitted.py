@@ -34,7 +34,7 @@ class RefittedModel:
 
     def __init__(self, placement: Placement) -> None:
         self._model = AscendraStepTime(work(placement), *_PRIOR, Host())
-        self._seen = [(0.0, 0.0, 0.0)] * _WINDOW  # byte, operation and measured time of batches
+        self._seen = np.empty((_WINDOW, 3))
         self._rows = self._passed = 0
         self._due = _FIRST_FIT
         self._error = 0.0
@@ -84,7 +84,7 @@ class RefittedModel:
             self._refit()
 
     def _refit(self) -> None:
-        rows = np.array(self._seen[: self._rows])
+        rows = self._seen[: min(self._rows, _WINDOW)]
         memory, compute, duration = rows.T
         terms = ascendra_terms(memory, compute)
         solution = non_negative(terms / duration[:, None], np.ones(len(rows)))
