@@ -421,7 +421,7 @@ class SimulatedInstance(Loop):
             now_s = occupy(self.stages, began_s, step_s)
             measures.waited_s += now_s - began_s - step_s
         self.tick = tick = tick + 1
-        kv_sum += seqs
+        self.kv_sum = kv_sum = kv_sum + seqs
         used = kv_manager.total - free
         kv_block_s = measures.kv_block_s + used * step_s
         measures.decode_step(now_s, seqs)
@@ -440,7 +440,6 @@ class SimulatedInstance(Loop):
             if kv_sum < self._line_end:
                 first_s = self._base_s + token_s * kv_sum + self._line_tail_s
             else:
-                self.kv_sum = kv_sum
                 first_s, token_s = self._first_s(seqs), self._token_s
             growth_s = token_s * seqs
             even = kv_sum + (steps - 1) * seqs < self._line_end and growth_s >= 0
@@ -469,6 +468,7 @@ class SimulatedInstance(Loop):
             if steps > 0:
                 now_s += span_s
                 self.tick = tick = tick + steps
+                self.kv_sum = kv_sum + steps * seqs
                 free -= blocks
                 measures.decode_span(now_s, seqs, steps, span_s, step_s)
                 kv_block_s += (used + 0.5 * blocks) * span_s
@@ -476,9 +476,7 @@ class SimulatedInstance(Loop):
                 if not alone:
                     before_s = self._span_of(seqs, kv_sum, steps - 1) if steps > 1 else 0.0
                     free_after(self.stages, now_s, span_s - before_s)
-                kv_sum += steps * seqs
         self.now_s = now_s
-        self.kv_sum = kv_sum
         kv_manager.free = free
         if kv_manager.idle_blocks > free:
             kv_manager.evict()
