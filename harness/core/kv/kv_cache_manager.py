@@ -156,17 +156,17 @@ class KVCacheManager:
 
     def _keep_answer(self, r: RequestState) -> None:
         """Cache what `r` has filled beyond its prompt's units, under numbers of their own."""
-        if self.refs:  # else there is nothing that they could outlive
-            held = r.shared = r.shared or []
-            filled = min(r.blocks - 1, r.kv_tokens // self.block_size)  # others are but reserved
-            for _ in range(len(held), filled // self.unit_blocks):
-                unit = self._new_number()
-                self.refs[unit] = 1
-                held.append(unit)
+        held = r.shared = r.shared or []
+        filled = min(r.blocks - 1, r.kv_tokens // self.block_size)  # others are but reserved
+        for _ in range(len(held), filled // self.unit_blocks):
+            unit = self._new_number()
+            self.refs[unit] = 1
+            held.append(unit)
 
     def release(self, r: RequestState) -> None:
         """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
-        self._keep_answer(r)
+        if self.refs:  # else there is nothing that its answer could outlive
+            self._keep_answer(r)
         self._give_back(r)
 
     def _give_back(self, r: RequestState) -> None:

@@ -127,7 +127,9 @@ class Loop(BatchState):
         room = lim.token_budget - len(self.decoding)
         need = 0
         for r in self.prefilling:
-            chunk = min(r.target_tokens - r.kv_tokens, room)
+            chunk = r.target_tokens - r.kv_tokens
+            if chunk > room:
+                chunk = room
             if chunk <= 0:
                 break
             room -= chunk
@@ -254,7 +256,7 @@ class Loop(BatchState):
                 self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
-            chunk = min(tokens, room - pending)
+            chunk = tokens if pending + tokens <= room else room - pending
             if lim.allocate_per_chunk:
                 self._held_blocks += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:

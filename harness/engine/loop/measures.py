@@ -111,7 +111,8 @@ class Measures:
         """`seqs` requests got a token at `now_s`."""
         if self._joined:
             for last_token_s in self._joined:
-                self.gap(now_s - last_token_s)
+                self._add_gap(now_s - last_token_s)
+                self._add_count(1)
             seqs -= len(self._joined)
             self._joined.clear()
         if seqs:
@@ -155,7 +156,7 @@ def _apart(samples: list[Timed], apart_s: float) -> list[Timed]:
     kept = samples[:1]
     last_s = kept[0][0]
     for sample in samples[1:]:
-        if sample[0] - last_s >= apart_s or not any(sample[1:]):
+        if sample[0] - last_s >= apart_s or not (sample[-1] or any(sample[1:-1])):
             kept.append(sample)
             last_s = sample[0]
     return kept
