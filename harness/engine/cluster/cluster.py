@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from ....predictors.operators.front_end import FrontEnd, FrontEndQueue
 from ....workloads.arrays import Floats
@@ -41,9 +41,10 @@ from .scheduling import LOOK_EVERY, InstanceRunner
 
 Progress = Callable[[int, float], None]
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
-_TOGETHER = 1024  # ended requests that are recorded at once
-_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
-_FRUITLESS = 10_000  # control steps without progress after which a run is stuck
+_TOGETHER: Final = 1024  # ended requests that are recorded at once
+_FINISH: Final = ReleaseReason.FINISH
+_HAND_OVER: Final = ReleaseReason.HAND_OVER
+_FRUITLESS: Final = 10_000  # control steps without progress after which a run is stuck
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -348,14 +349,14 @@ class Cluster:
         """Run instances in long slices, each on its own, while nothing couples them."""
         instances, arrivals = self.instances, self._arrivals
         assert isinstance(self._policy, Routed)
-        route = self._policy.router.route
+        route, several = self._policy.router.route, len(instances) > 1
         while True:
             requests = arrivals.pop_slice()
-            if len(instances) == 1 and not self._front_ends:
+            if not (several or self._front_ends):
                 instances[0].engine.inbox.extend(requests)
             else:
                 for r in requests:
-                    instance = route(r, instances)
+                    instance = route(r, instances) if several else instances[0]
                     if self._front_ends:
                         r.visible_s = self._passed_s(r, instance, r.arrival_s)
                     instance.engine.inbox.append(r)
