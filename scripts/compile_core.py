@@ -20,7 +20,6 @@ FOLDERS = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
 MODULES = (
     "harness/core/decisions.py",
     "harness/core/kv/kv_cache_manager.py",
-    "harness/core/kv/kv_store_manager.py",
     "harness/core/kv/pages.py",
     "harness/core/network.py",
     "harness/core/predictions.py",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ..compiled import mypyc_attr
 from ..state import RequestState
 from .kv_cache_manager import KVCacheManager
 
@@ -26,7 +25,6 @@ class Units(Protocol):
         """Keep these; what is there already becomes the most recently used."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class StoreKVCacheManager(KVCacheManager):
     """Its GPU is the first tier of the store.
 
