@@ -197,7 +197,7 @@ class TableStepTime:
         if len(chunks) == 1:
             context, tokens = chunks[0]
             length = tokens
-            before: float = context
+            before = float(context)
         else:
             tokens, length, before = as_one_chunk(chunks)
         tokens += decode_seqs
@@ -220,7 +220,7 @@ class TableStepTime:
         n = len(begins)
         alone = int(lone_s / full_s)  # so many sequences do not use the whole bandwidth
         if n > alone:
-            last: float = begins[alone]
+            last = float(begins[alone])
         else:
             alone = n
             last = total / n

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from ....predictors.placement import Placement
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.module_moves import Module
 from ...core.state import WAITING, RequestState
@@ -20,8 +20,8 @@ from ..loop.engine_instance import EngineInstance, Movable
 from ..loop.loop_view import LoopView
 from ..simulator.simulated import SimulatedInstance
 
-INF = float("inf")
-_FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
+INF: Final = float("inf")
+_FULL_TOKENS: Final = 2048  # of a prefill that keeps a GPU's arithmetic busy
 
 
 class ClusterClock(Protocol):
@@ -114,7 +114,7 @@ class LazyInstance:
 
     def __init__(
         self,
-        engine: EngineInstance,
+        engine: SimulatedInstance | EngineInstance,
         index: int,
         role: str,
         number: int,
@@ -127,7 +127,7 @@ class LazyInstance:
         self.engine = engine
         self.simulated = engine if isinstance(engine, SimulatedInstance) else None
         self._movable = cast("Movable", engine) if hasattr(engine, "take_out") else None
-        self.kv_manager: KVCacheManager = engine.kv_manager
+        self.kv_manager: KVBlocks = engine.kv_manager
         self.index = index
         self.role = role
         self.number = number

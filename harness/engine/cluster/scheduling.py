@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from ...core.state import RequestState
 from .cluster_arrivals import INF
 from .lazy_instance import DeviceGroup, LazyInstance, device_groups
 
-LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
-_PARKED = 2  # turns of two that share a device in which neither could act
+LOOK_EVERY: Final = 4096  # steps after which all instances are brought up to the present
+_PARKED: Final = 2  # turns of two that share a device in which neither could act
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:

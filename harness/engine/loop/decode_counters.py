@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
+from typing import Final
 
 from ....workloads.errors import SloBenchError
 from ...core.compiled import mypyc_attr
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.state import Phase, RequestState
 from .measures import Measures
 
-_DECODE = Phase.DECODE
+_DECODE: Final = Phase.DECODE
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -36,7 +37,7 @@ class DecodeCounters:
         "tick",
     )
 
-    def __init__(self, kv_manager: KVCacheManager, measures: Measures) -> None:
+    def __init__(self, kv_manager: KVBlocks, measures: Measures) -> None:
         bs = kv_manager.block_size
         if bs & (bs - 1):
             raise SloBenchError(f"block_size must be a power of two but is {bs}")

@@ -8,6 +8,7 @@ caller that executes an iteration owns the clock.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...core.compiled import mypyc_attr
 from ...core.decisions import Limits, NextQueue, PreemptionMode, ReleaseReason
@@ -15,9 +16,11 @@ from ...core.queues.line_queue import overtaken_s
 from ...core.state import WAITING, Phase, Release, RequestState
 from .batch_state import INF, BatchState
 
-_DONE, _PREFILL = Phase.DONE, Phase.PREFILL
-_SWAPPED = NextQueue.SWAPPED
-_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
+_DONE: Final = Phase.DONE
+_PREFILL: Final = Phase.PREFILL
+_SWAPPED: Final = NextQueue.SWAPPED
+_FINISH: Final = ReleaseReason.FINISH
+_HAND_OVER: Final = ReleaseReason.HAND_OVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

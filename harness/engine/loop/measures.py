@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,10 @@ from ...core.records.request_records import Gaps
 Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
 Timed = TypeVar("Timed", Sample, tuple[float, int])
 
-_APART = 0.75  # of the time between samples; each comes at the end of a step
-_SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
-_SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
+_APART: Final = 0.75  # of the time between samples; each comes at the end of a step
+_SPAN_POINTS: Final = 8  # weighted values that stand for one leap over decode steps
+# Relative spread of step times within a leap that one value may stand for.
+_SPAN_TOLERANCE: Final = 0.005
 
 
 class Measures:

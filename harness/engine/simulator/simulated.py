@@ -9,9 +9,12 @@ or KV blocks running out. The result equals that of stepping; the tests' referen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from ....predictors.profiles.step_time_table import TableStepTime
 from ....predictors.roofline import (
     LengthAwareStepTime,
+    LinearStepTime,
     growing_steps_within,
     has_decode_line,
     wants_lengths,
@@ -19,7 +22,7 @@ from ....predictors.roofline import (
 from ....predictors.step_time import StepTime
 from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -29,7 +32,7 @@ from ..loop.engine_instance import EngineStuckError, Movable
 from ..loop.loop import Loop
 from ..loop.measures import Measures
 
-_ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
+_ROUNDING: Final = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -64,7 +67,7 @@ class SimulatedInstance(Loop):
     def __init__(
         self,
         policy: Policy,
-        kv_manager: KVCacheManager,
+        kv_manager: KVBlocks,
         predictions: Predictions,
         step_time: StepTime,
         stages: tuple[StageDevice, ...],
@@ -89,14 +92,16 @@ class SimulatedInstance(Loop):
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
         # Steps of as many requests grow by the same time each: their spans are worked out here.
-        self._linear = step_time if has_decode_line(step_time) else None
+        self._linear: TableStepTime | LinearStepTime | None = (
+            step_time if has_decode_line(step_time) else None
+        )
         self._plain = self._linear is not None and type(self) is SimulatedInstance
         self._line_seqs = -1  # that the line is for, from `_line_begin` to `_line_end` KV tokens
         self._base_s = self._token_s = self._line_begin = self._line_end = 0.0
         self._line_unsplit = False
         self._line_tail_s = self._tail_s = 0.0
         self._tail_entered = self._tail_seqs = 0  # that it is for
-        self._aware: LengthAwareStepTime | None = None
+        self._aware: TableStepTime | LengthAwareStepTime | None = None
         if wants_lengths(step_time):
             self._aware = step_time
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
@@ -576,19 +581,19 @@ class _WithLengths:
     """A step-time model that is told how unequal the decoding requests of an instance are."""
 
     def __init__(self, instance: SimulatedInstance, step_time: LengthAwareStepTime) -> None:
-        self._tail_s = instance.tail_s
-        self._step_time = step_time
+        self._instance = instance
+        self._step_time: TableStepTime | LengthAwareStepTime = step_time
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        tail_s = self._tail_s() if decode_seqs else 0.0
+        tail_s = self._instance.tail_s() if decode_seqs else 0.0
         return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, tail_s)
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._tail_s())
+        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._instance.tail_s())
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         return self._step_time.steps_within(
-            decode_seqs, decode_kv_tokens, duration_s, self._tail_s()
+            decode_seqs, decode_kv_tokens, duration_s, self._instance.tail_s()
         )
