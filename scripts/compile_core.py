@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("__init__.py", "policy.py", "py.typed")
 FOLDERS = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
 # What the simulator spends its time in. Policies stay source, since users and servers extend them.
-# So does the KV cache manager: subclasses have `free` as a property and more bases, unseen by
-# compiled code. The loads by which policies decide across instances are on the list.
+# The loads by which policies decide across instances are on the list.
 MODULES = (
     "harness/core/decisions.py",
+    "harness/core/kv/kv_cache_manager.py",
     "harness/core/network.py",
     "harness/core/predictions.py",
     "harness/core/queues/wait_queue.py",

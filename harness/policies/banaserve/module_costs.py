@@ -39,7 +39,7 @@ def layer_move(
     The paper takes the weights to be much larger than the KV; with a full batch they are not, so
     both count.
     """
-    weights = layers * placement.model.layer_weight_bytes(placement.weight_dtype)
+    weights = layers * placement.layer_weight_bytes
     kv = kv_tokens * placement.kv_bytes_per_token * layers // placement.model.layers
     return MoveCost(weights, kv, over.transfer_s(weights + kv) + sync_s)
 

@@ -462,7 +462,7 @@ def _weight_bytes(instance: Instance, module: Module, units: int) -> int:
     if module is Module.HEADS:
         return 0
     place = instance.placement
-    return units * place.model.layer_weight_bytes(place.weight_dtype) // place.tp
+    return units * place.layer_weight_bytes // place.tp
 
 
 def _away_bytes(instance: Instance, module: Module, units: int) -> float:
