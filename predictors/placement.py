@@ -193,7 +193,7 @@ class Placement:
         spared = self.model.routed_weight_bytes(self.weight_dtype) * (1 - 1 / self.dp)
         if self.pp == 1:
             return -(-(self.model.weight_bytes(self.weight_dtype) - round(spared)) // self.tp)
-        held = self.stages[stage].layers * self.model.layer_weight_bytes(self.weight_dtype)
+        held = self.stages[stage].layers * self.layer_weight_bytes
         held -= round(spared * self.stages[stage].layers / self.model.layers)
         if stage in (0, self.pp - 1):
             width = max(2.0, weight_dtype(self.weight_dtype).bytes)
@@ -284,7 +284,12 @@ class Placement:
         """
         return self.block_bytes_per_gpu / self.host_link.bandwidth_bytes_per_s
 
-    @property
+    @cached_property
+    def layer_weight_bytes(self) -> int:
+        """Bytes of one layer's weights, of all `tp` GPUs together."""
+        return self.model.layer_weight_bytes(self.weight_dtype)
+
+    @cached_property
     def block_bytes_per_gpu(self) -> int:
         """Bytes of one KV block on the fullest GPU."""
         return self._block_bytes(self.stage_layers)

@@ -84,6 +84,9 @@ def has_decode_line(step_time: StepTime) -> TypeGuard[LinearStepTime]:
     return hasattr(step_time, "decode_line")
 
 
+_ROUNDED = 1e-6  # of a step; sums of up to a million steps are exact to far less
+
+
 def growing_steps_within(first_s: float, growth_s: float, duration_s: float) -> int:
     """Fewest steps that take at least the finite `duration_s`, where the first takes `first_s` and
     each `growth_s` more than the one before.
@@ -94,10 +97,13 @@ def growing_steps_within(first_s: float, growth_s: float, duration_s: float) -> 
     if duration_s <= 0:
         return 0
     # sum = growth/2 * n^2 + (first - growth/2) * n. The root is taken in the form that stays
-    # exact as the quadratic part vanishes; both loops below run once or not at all.
+    # exact as the quadratic part vanishes; both loops below run once or not at all, and seldom
+    # matter: near a whole number alone does rounding decide.
     rest_s = first_s - 0.5 * growth_s
     root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
     steps = int(root) + 1
+    if _ROUNDED < steps - root < 1 - _ROUNDED:
+        return steps
     while steps * first_s + growth_s * (steps * (steps - 1) * 0.5) < duration_s:
         steps += 1
     while steps > 1:

@@ -143,7 +143,10 @@ class SpeculativeStepTime(TableStepTime):
     def __init__(
         self, served: TableStepTime, speculation: Speculation, draft: TableStepTime | None
     ) -> None:
-        super().__init__(*served.tables)
+        tables = served.tables
+        super().__init__(
+            tables.linear, tables.per_sequence, tables.decode, tables.mixed, tables.host
+        )
         self._plain = served
         self._draft = draft
         self._speculation = speculation

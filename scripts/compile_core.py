@@ -16,17 +16,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("__init__.py", "policy.py", "py.typed")
 FOLDERS = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
 # What the simulator spends its time in. Policies stay source, since users and servers extend them.
-# So does the KV cache manager: a subclass has `free` as a property, unseen by compiled code.
 # The loads by which policies decide across instances are on the list.
 MODULES = (
     "harness/core/decisions.py",
+    "harness/core/kv/kv_cache_manager.py",
     "harness/core/network.py",
     "harness/core/predictions.py",
     "harness/core/queues/wait_queue.py",
     "harness/core/state.py",
     "harness/engine/cluster/cluster_arrivals.py",
     "harness/engine/cluster/cluster.py",
+    "harness/engine/cluster/kept_values.py",
     "harness/engine/cluster/lazy_instance.py",
+    "harness/engine/cluster/recorder.py",
     "harness/engine/cluster/scheduling.py",
     "harness/engine/loop/batch_state.py",
     "harness/engine/loop/decode_counters.py",
@@ -36,7 +38,11 @@ MODULES = (
     "harness/engine/simulator/simulated.py",
     "harness/policies/load_aware.py",
     "harness/policies/shared/instance_load.py",
+    "predictors/operators/front_end.py",
+    "predictors/profiles/data_parallel.py",
+    "predictors/profiles/step_time_table.py",
     "predictors/roofline.py",
+    "predictors/speculation.py",
 )
 # Packages but numpy count as untyped whether they are installed or not: the same C code everywhere.
 MYPY = """[mypy]

@@ -68,13 +68,13 @@ class TimedCounters(Counters):
         self.times_s: dict[str, array[float]] = {}
 
     def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
-        if name not in self:
-            raise UnknownNameError("mechanism", name, self)
-        self[name] += 1
         label = f"{name}: {why}" if why else name
         times_s = self.times_s.get(label)
         if times_s is None:
+            if name not in self:
+                raise UnknownNameError("mechanism", name, self)
             times_s = self.times_s[label] = array("d")
+        self[name] += 1
         times_s.append(self._clock())
 
 

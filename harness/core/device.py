@@ -40,24 +40,23 @@ def occupy(stages: tuple[StageDevice, ...], begin_s: float, duration_s: float) -
 
     Each stage takes its share, and begins when the step reaches it and it is free.
     """
-    now_s, computed_s = begin_s, _computed_s(stages, duration_s)
+    now_s, computed_s = begin_s, duration_s
+    for stage in stages:
+        computed_s -= stage.hop_s
     for stage in stages:
         owed_s = stage.settle(now_s) if stage.owed_s else 0.0
-        stage.free_at_s = max(now_s, stage.free_at_s) + owed_s + computed_s * stage.share
-        now_s = stage.free_at_s + stage.hop_s
+        if stage.free_at_s > now_s:
+            now_s = stage.free_at_s
+        stage.free_at_s = now_s = now_s + owed_s + computed_s * stage.share
+        now_s += stage.hop_s
     return now_s
-
-
-def _computed_s(stages: tuple[StageDevice, ...], duration_s: float) -> float:
-    """Seconds of a step that its stages compute."""
-    for stage in stages:
-        duration_s -= stage.hop_s
-    return duration_s
 
 
 def free_after(stages: tuple[StageDevice, ...], end_s: float, duration_s: float) -> None:
     """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
-    computed_s = _computed_s(stages, duration_s)
+    computed_s = duration_s
+    for stage in stages:
+        computed_s -= stage.hop_s
     for stage in reversed(stages):
         stage.free_at_s = end_s - stage.hop_s
         end_s = stage.free_at_s - computed_s * stage.share
@@ -68,10 +67,10 @@ class SplitStepTime(StepTime, Protocol):
     part.
     """
 
-    def abroad_s(
+    def parts_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> float:
-        """Seconds of one step that the other GPUs compute."""
+    ) -> tuple[float, float]:
+        """Seconds of one step, and of what the other GPUs compute for it."""
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""
@@ -86,11 +85,13 @@ class Away:
         self._step_time = step_time
         self._device = device
 
-    def step(
+    def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> None:
-        """Add the seconds of one step on this device to what it owes."""
-        self._device.owed_s += self._step_time.abroad_s(decode_seqs, decode_kv_tokens, chunks)
+    ) -> float:
+        """Seconds of one step; what of it this device computes is added to what it owes."""
+        step_s, abroad_s = self._step_time.parts_s(decode_seqs, decode_kv_tokens, chunks)
+        self._device.owed_s += abroad_s
+        return step_s
 
     def span(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> None:
         """Book steps that only decode."""

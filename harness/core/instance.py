@@ -11,7 +11,7 @@ from typing import Protocol
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from .device import SplitStepTime, StageDevice
-from .kv.kv_cache_manager import KVCacheManager
+from .kv.kv_cache_manager import KVBlocks
 from .module_moves import Module
 from .state import RequestState
 from .view import View
@@ -61,7 +61,7 @@ class Instance(Protocol):
         """Constants that loads are computed from."""
 
     @property
-    def kv_manager(self) -> KVCacheManager:
+    def kv_manager(self) -> KVBlocks:
         """Its KV blocks. Free blocks may lag: read `free_blocks`."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
@@ -16,59 +16,46 @@ class Link:
     if they had shared the bandwidth. The latency of a transfer does not block the next one.
     """
 
-    __slots__ = (
-        "bandwidth_bytes_per_s",
-        "busy_s",
-        "carried_bytes",
-        "free_at_s",
-        "latency_s",
-        "spec",
-    )
+    __slots__ = ("bandwidth_bytes_per_s", "carried_bytes", "free_at_s", "latency_s")
 
     def __init__(self, spec: LinkSpec) -> None:
-        self.spec = spec
         self.bandwidth_bytes_per_s = spec.bandwidth_bytes_per_s
         self.latency_s = spec.latency_s
         self.free_at_s = 0.0
         self.carried_bytes = 0
-        self.busy_s = 0.0
 
 
-class TransferTimes(NamedTuple):
-    """When a transfer began to flow, and when all of it had arrived."""
-
-    begin_s: float
-    end_s: float
-    moved_bytes: int
-
-
-def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
-    """Send `moved_bytes` over all links of `path` at once, as soon as all of them are free.
-
-    The slowest sets the pace, and all are held for as long; latencies add up. Nothing to move is
-    there at once.
-
-    Raises:
-        SloBenchError: a negative number of bytes.
+class LinkPath:
+    """Links that a transfer holds at once, as soon as all of them are free: the slowest sets the
+    pace, and latencies add up.
     """
-    if moved_bytes < 0:
-        raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
-    if not moved_bytes or not path:
-        return TransferTimes(now_s, now_s, moved_bytes)
-    begin_s, pace, latency_s = now_s, math.inf, 0.0
-    for link in path:
-        if link.free_at_s > begin_s:
-            begin_s = link.free_at_s
-        if link.bandwidth_bytes_per_s < pace:
-            pace = link.bandwidth_bytes_per_s
-        latency_s += link.latency_s
-    flow_s = moved_bytes / pace
-    free_at_s = begin_s + flow_s
-    for link in path:
-        link.free_at_s = free_at_s
-        link.carried_bytes += moved_bytes
-        link.busy_s += flow_s
-    return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
+
+    __slots__ = ("_bytes_per_s", "_latency_s", "_links")
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._bytes_per_s = min([link.bandwidth_bytes_per_s for link in links], default=math.inf)
+        self._latency_s = sum([link.latency_s for link in links])
+
+    def send(self, moved_bytes: int, now_s: float) -> float:
+        """Send `moved_bytes`; when all of it is there. Nothing to move is there at once.
+
+        Raises:
+            SloBenchError: a negative number of bytes.
+        """
+        if moved_bytes <= 0 or not self._links:
+            if moved_bytes < 0:
+                raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
+            return now_s
+        begin_s = now_s
+        for link in self._links:
+            if link.free_at_s > begin_s:
+                begin_s = link.free_at_s
+        free_at_s = begin_s + moved_bytes / self._bytes_per_s
+        for link in self._links:
+            link.free_at_s = free_at_s
+            link.carried_bytes += moved_bytes
+        return free_at_s + self._latency_s
 
 
 class InstanceNetwork(Protocol):
@@ -78,8 +65,8 @@ class InstanceNetwork(Protocol):
     def spec(self) -> LinkSpec:
         """Specification of the slowest link between two instances."""
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
 
 
 class SwitchNetwork:
@@ -94,6 +81,7 @@ class SwitchNetwork:
         self._free_of_charge = LinkSpec(spec.name, spec.bandwidth_bytes_per_s, 0.0, spec.origin)
         self._out: dict[int, Link] = {}
         self._into: dict[int, Link] = {}
+        self._paths: dict[tuple[int, int], LinkPath] = {}
 
     def out(self, instance: int) -> Link:
         """Link away from an instance."""
@@ -109,14 +97,14 @@ class SwitchNetwork:
             link = self._into[instance] = Link(self._free_of_charge)
         return link
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
         if source == target:
-            return TransferTimes(now_s, now_s, moved_bytes)
-        out, into = self._out.get(source), self._into.get(target)
-        if out is None or into is None:
-            out, into = self.out(source), self.into(target)
-        return send((out, into), moved_bytes, now_s)
+            return now_s
+        path = self._paths.get((source, target))
+        if path is None:
+            path = self._paths[source, target] = LinkPath((self.out(source), self.into(target)))
+        return path.send(moved_bytes, now_s)
 
     @property
     def sent_bytes(self) -> int:
@@ -141,8 +129,8 @@ class NodeNetwork:
         self._within, self._across = SwitchNetwork(within), SwitchNetwork(across)
         self._node_of = node_of
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """From one instance to another; within one, at once."""
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """From one instance to another; when it is there. Within one, at once."""
         near = self._node_of[source] == self._node_of[target]
         network = self._within if near else self._across
         return network.send(source, target, moved_bytes, now_s)

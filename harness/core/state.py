@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...workloads.request import Slo
 from .compiled import mypyc_attr
 from .decisions import ReleaseReason
 
-NOT_YET_S = float("nan")
+NOT_YET_S: Final = float("nan")
 
 
 class Phase(Enum):
@@ -24,8 +24,8 @@ class Phase(Enum):
 
 
 # Looking up an enum member a million times costs.
-WAITING = Phase.WAITING
-_FINISH = ReleaseReason.FINISH
+WAITING: Final = Phase.WAITING
+_FINISH: Final = ReleaseReason.FINISH
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -6,6 +6,7 @@ Source: Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Servin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,12 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         up = cluster.up
         if len(up) < MANY:
-            return max(up, key=lambda i: (freeness(i), -i.index), default=HOLD)
+            freest, most = -1, -math.inf
+            for place, instance in enumerate(up):
+                free = freeness(instance, most)
+                if free > most:
+                    freest, most = place, free
+            return up[freest] if up else HOLD
         bounds = cluster.kept(freeness_bound)
         first = int(bounds.argmax())
         best = up[first]
@@ -121,17 +127,21 @@ class MigrateLive:
         return r.instance == self.source.index and r.phase is Phase.DECODE and view.n_decoding > 0
 
 
-def freeness(instance: Instance) -> float:
-    """Freeness F of §4.4.1, in iterations."""
-    free_tokens = instance.free_blocks * instance.kv_manager.block_size
-    return (free_tokens - instance.waiting_tokens) / max(1, instance.snapshot.n_running)
+def freeness(instance: Instance, at_least: float = -math.inf) -> float:
+    """Freeness F of §4.4.1, in iterations; where it is less than `at_least`, perhaps a bound that
+    is less, too: as if its decodes had taken no blocks lately.
+    """
+    waiting_tokens, kv_manager = instance.waiting_tokens, instance.kv_manager
+    batch = max(1, instance.snapshot.n_running)
+    bound = (kv_manager.free * kv_manager.block_size - waiting_tokens) / batch
+    if bound < at_least:
+        return bound
+    return (instance.free_blocks * kv_manager.block_size - waiting_tokens) / batch
 
 
 def freeness_bound(instance: Instance) -> float:
-    """At least its freeness: as if its decodes had taken no blocks lately."""
-    snapshot, kv_manager = instance.snapshot, instance.kv_manager
-    free_tokens = kv_manager.free * kv_manager.block_size
-    return (free_tokens - instance.waiting_tokens) / max(1, snapshot.n_running)
+    """At least its freeness."""
+    return freeness(instance, math.inf)
 
 
 def _shortest(instance: Instance) -> RequestState | None:

@@ -52,8 +52,11 @@ class LoadAware:
         """Choose the instance for `r`; each of them is a `LoadedInstance`."""
         loaded = cast("Sequence[LoadedInstance]", instances)
         loads = [instance.use(self._window_s) for instance in loaded]
+        least = min(loads)
+        self.past_threshold = least >= self._threshold
+        if not self.past_threshold and loads.count(least) == 1:
+            return instances[loads.index(least)]
         queues = [instance.queue for instance in loaded]
-        self.past_threshold = min(loads) >= self._threshold
         estimate = loaded[0].adds(r, self._window_s)
         return instances[assign([estimate], loads, queues, self._threshold)[0]]
 

@@ -63,7 +63,10 @@ class Mooncake(DisaggregatedPolicy):
         if not instances:
             return HOLD
         first = instances[0]
-        if len(instances) >= MANY and not first.kv_manager.unit_tokens:  # all alike but for queues
+        alike_but_queues = not first.kv_manager.unit_tokens
+        if alike_but_queues and len(instances) == 1 and not self.early_reject:
+            return first
+        if alike_but_queues and len(instances) >= MANY:
             queued_s = cluster.kept(queued_tokens, PREFILL) * first.sizes.s_per_token
             estimates_s = queued_s + prefill_s(r, first, 0, 0.0)
             place = int(estimates_s.argmin())

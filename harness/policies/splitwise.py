@@ -27,8 +27,8 @@ class LayerWise(KvNetwork):
         moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
         layers = source.placement.model.layers
         ahead_s = moved_bytes / self.network.spec.bandwidth_bytes_per_s * (layers - 1) / layers
-        sent = self.network.send(source.number, target.number, moved_bytes, now_s - ahead_s)
-        return max(now_s, sent.end_s)
+        end_s = self.network.send(source.number, target.number, moved_bytes, now_s - ahead_s)
+        return max(now_s, end_s)
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,10 @@ class AscendraStepTime(stretches.EvenSpans):
 
     def seconds(self, memory_s: float, compute_s: float) -> float:
         """Seconds of a step with this byte time and operation time."""
+        larger_s = memory_s if memory_s >= compute_s else compute_s
         return (
             self.c1 * (memory_s + compute_s)
-            + self.c2 * max(memory_s, compute_s)
+            + self.c2 * larger_s
             + self.c3 * memory_s
             + self.c4 * compute_s
             + self.c5_s

@@ -149,6 +149,7 @@ class TableStepTime:
         resident: float = 0.0,
     ) -> None:
         self.host = host or Host()
+        self._least_prefill_s = self.host.prefill_s
         self.resident = resident
         self._linear = linear
         self._per_sequence = per_sequence
@@ -157,6 +158,7 @@ class TableStepTime:
         self._chunks = mixed.chunk_tokens.tolist()
         self._contexts = mixed.context_tokens.tolist()
         self._inner_contexts = self._contexts[1:-1]
+        self._context_widths = np.diff(mixed.context_tokens).tolist()
         self._kvs = mixed.kv_tokens.tolist()
         self._row = len(self._kvs)
         self._stride = len(self._contexts) * self._row
@@ -195,7 +197,7 @@ class TableStepTime:
         if len(chunks) == 1:
             context, tokens = chunks[0]
             length = tokens
-            before: float = context
+            before = float(context)
         else:
             tokens, length, before = as_one_chunk(chunks)
         tokens += decode_seqs
@@ -204,7 +206,8 @@ class TableStepTime:
         per_sequence_s = self._sequence_s.get(sequences) or self._sequences(sequences)
         mixed_s = self._attention(decode_seqs, decode_kv_tokens, length, before)
         seconds = fixed_s + per_sequence_s + mixed_s + tail_s
-        return max(seconds, self.host.prefill_s)
+        least_s = self._least_prefill_s
+        return seconds if seconds > least_s else least_s
 
     def tail_s(self, begins: Sequence[int], total: int) -> float:
         """Seconds that unequal sequences take longer than equal ones (`LengthAwareStepTime`).
@@ -217,7 +220,7 @@ class TableStepTime:
         n = len(begins)
         alone = int(lone_s / full_s)  # so many sequences do not use the whole bandwidth
         if n > alone:
-            last: float = begins[alone]
+            last = float(begins[alone])
         else:
             alone = n
             last = total / n
@@ -353,16 +356,15 @@ class TableStepTime:
         if sequences:
             kv = kv_tokens / sequences
             columns = self._kv_columns
-            whole = int(kv)
+            whole = kv_tokens // sequences
             c = columns[whole] if whole < len(columns) else columns[-1]
             fc = (kv - self._kvs[c]) * self._kv_shares[c]
             index += c
         fb = 0.0
         row = self._row
         if context:
-            contexts = self._contexts
             b = bisect_left(self._inner_contexts, context)
-            fb = (context - contexts[b]) / (contexts[b + 1] - contexts[b])
+            fb = (context - self._contexts[b]) / self._context_widths[b]
             index += b * row
         near = cube[index] + fc * rise[index]
         if fb:

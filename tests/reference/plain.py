@@ -313,7 +313,7 @@ class PlainInstance:
         self.swap_s = 0.0
         self.began_s = self.now_s
         if self.away is not None:
-            self.away.step(*batch)
+            self.away.step_s(*batch)
         self.now_s = occupy(self.stages, self.now_s, duration_s)
         self._let_go()
         for r in decoders:

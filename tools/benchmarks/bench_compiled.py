@@ -56,7 +56,8 @@ def run(python_path: Path, system: str, instances: int, requests: int) -> tuple[
             words += ["--sweep", setting]
         done = subprocess.run(
             [sys.executable, __file__, "--child", *words],
-            env={**os.environ, "PYTHONPATH": str(python_path)},
+            # With bytecode of both sides on disk, as an installed package has it.
+            env={**os.environ, "PYTHONPATH": str(python_path), "PYTHONDONTWRITEBYTECODE": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..compiled import mypyc_attr
 from ..state import RequestState
 
 _FIRST_COPY = -(1 << 80)  # no unit has such a hash
 
 
-class KVCacheManager:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KVBlocks:
     """Counts the KV blocks of one instance; real engines keep the block ids themselves.
 
     `free` counts every block that can be allocated, including blocks of cached prefixes that no
-    request uses. With `unit_tokens` set, the KV cache manager keeps a prefix cache in units of that
-    many tokens: reference counts, and least-recently-used eviction of idle units (a request's last
-    units first), done as soon as the free blocks no longer cover them. Units of answers wait for
-    their turn, too, although no prompt finds them. A hash names its tokens and all before them, as
+    request uses; a subclass has `free` and `total` as attributes or computes them. With
+    `unit_tokens` set, a prefix cache is kept in units of that many tokens: reference counts, and
+    least-recently-used eviction of idle units (a request's last units first), done as soon as the
+    free blocks no longer cover them. Units of answers wait for their turn, too, although no prompt
+    finds them. A hash names its tokens and all before them, as
     in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
     """
 
@@ -28,14 +31,12 @@ class KVCacheManager:
         "copies",
         "copies_made",
         "copy_of",
-        "free",
         "host_free",
         "host_total",
         "idle",
         "idle_blocks",
         "refs",
         "stride",
-        "total",
         "unit_blocks",
         "unit_tokens",
     )
@@ -65,6 +66,24 @@ class KVCacheManager:
         self.copies: dict[int, list[int]] = {}  # by hash
         self.copy_of: dict[int, int] = {}  # the hash of each
         self.copies_made = 0
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be allocated."""
+        raise NotImplementedError
+
+    @free.setter
+    def free(self, blocks: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def total(self) -> int:
+        """Blocks of the instance."""
+        raise NotImplementedError
+
+    @total.setter
+    def total(self, blocks: int) -> None:
+        raise NotImplementedError
 
     def blocks(self, tokens: int) -> int:
         """Number of blocks that hold `tokens` tokens."""
@@ -156,17 +175,17 @@ class KVCacheManager:
 
     def _keep_answer(self, r: RequestState) -> None:
         """Cache what `r` has filled beyond its prompt's units, under numbers of their own."""
-        if self.refs:  # else there is nothing that they could outlive
-            held = r.shared = r.shared or []
-            filled = min(r.blocks - 1, r.kv_tokens // self.block_size)  # others are but reserved
-            for _ in range(len(held), filled // self.unit_blocks):
-                unit = self._new_number()
-                self.refs[unit] = 1
-                held.append(unit)
+        held = r.shared = r.shared or []
+        filled = min(r.blocks - 1, r.kv_tokens // self.block_size)  # others are but reserved
+        for _ in range(len(held), filled // self.unit_blocks):
+            unit = self._new_number()
+            self.refs[unit] = 1
+            held.append(unit)
 
     def release(self, r: RequestState) -> None:
         """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
-        self._keep_answer(r)
+        if self.refs:  # else there is nothing that its answer could outlive
+            self._keep_answer(r)
         self._give_back(r)
 
     def _give_back(self, r: RequestState) -> None:
@@ -233,3 +252,13 @@ class KVCacheManager:
         self.copies[h].remove(copy)
         if not self.copies[h]:
             del self.copies[h]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KVCacheManager(KVBlocks):
+    """Those of an instance whose memory is its own."""
+
+    __slots__ = ("free", "total")
+
+    free: int
+    total: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .kv_cache_manager import KVCacheManager
+from .kv_cache_manager import KVBlocks
 
 PAGE_BYTES = 2 << 20
 
@@ -28,7 +28,7 @@ class PagePool:
         self.total = self.free = total
 
 
-class PooledKVCacheManager(KVCacheManager):
+class PooledKVCacheManager(KVBlocks):
     """KV blocks of one model in pages of pools that other models share, one pool for each of its
     GPUs.
 

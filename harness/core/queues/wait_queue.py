@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Final
 
-from ..kv.kv_cache_manager import KVCacheManager
+from ..kv.kv_cache_manager import KVBlocks
 from ..policy import Key, Policy, overrides
 from ..state import RequestState
 from ..view import View
 
-REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et al., SGLang)
+# SGLang orders longer queues by arrival as well (Sheng et al., SGLang).
+REKEY_AT_MOST: Final = 128
 
 
 class WaitQueue:
@@ -78,7 +79,7 @@ class CacheOrderedQueue(WaitQueue):
 
     __slots__ = ("_kv_manager", "_seen")
 
-    def __init__(self, policy: Policy, view: View, kv_manager: KVCacheManager) -> None:
+    def __init__(self, policy: Policy, view: View, kv_manager: KVBlocks) -> None:
         super().__init__(policy, view)
         self._kv_manager = kv_manager
         self._seen = 0

@@ -89,7 +89,6 @@ class Cluster:
         self._held: dict[RequestState, None] = {}
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
-        self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         # of requests with two copies, by id, the one that ended first
         self._answered: dict[int, RequestState | None] = {}
@@ -149,7 +148,8 @@ class Cluster:
         if self._front_ends and r.visible_s == r.arrival_s:  # else it has passed one
             visible_s = self._passed_s(r, instance, visible_s)
         r.visible_s = visible_s
-        self._runner.touch(instance)
+        if not instance.touched:
+            self._runner.touch(instance)
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
@@ -291,7 +291,6 @@ class Cluster:
         self._runner.note(instance.device_group)
         for r in lost:
             self._prefilled.pop(r, None)
-            self._moving.pop(r, None)
             self._away_s.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self._call_at(release.time_s, self._given_back, (release,))
@@ -349,13 +348,14 @@ class Cluster:
         instances, arrivals = self.instances, self._arrivals
         assert isinstance(self._policy, Routed)
         route = self._policy.router.route
+        single = instances[0] if len(instances) == 1 else None
         while True:
             requests = arrivals.pop_slice()
-            if len(instances) == 1 and not self._front_ends:
-                instances[0].engine.inbox.extend(requests)
+            if single is not None and not self._front_ends:
+                single.engine.inbox.extend(requests)
             else:
                 for r in requests:
-                    instance = route(r, instances)
+                    instance = single or route(r, instances)
                     if self._front_ends:
                         r.visible_s = self._passed_s(r, instance, r.arrival_s)
                     instance.engine.inbox.append(r)
@@ -409,23 +409,25 @@ class Cluster:
             until_s = arrival_s if arrival_s < event_s else event_s
             if changed:
                 runner.ask_changed()
-            while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+            while emitters and emitters[0][0] < until_s:
+                if emitters[0][0] == emitters[0][2].earliest_release_s:
+                    runner.run_first(until_s)
+                    break
                 heappop(emitters)
-            if emitters and emitters[0][0] < until_s:
-                runner.run_first(until_s)
-            elif until_s == INF:
-                if not runner.run_busy():
-                    self._nobody_left()
-                    return
-            elif event_s <= arrival_s:
-                self.now_s = runner.now_s = event_s
-                _, _, act, args = heappop(events)
-                act(*args)
-            else:
-                self.now_s = runner.now_s = arrival_s
-                r = arrivals.pop()
-                arrival_s = arrivals.next_s()
-                self._arrived(r)
+            else:  # nobody may give a request back before then
+                if until_s == INF:
+                    if not runner.run_busy():
+                        self._nobody_left()
+                        return
+                elif event_s <= arrival_s:
+                    self.now_s = runner.now_s = event_s
+                    _, _, act, args = heappop(events)
+                    act(*args)
+                else:
+                    self.now_s = runner.now_s = arrival_s
+                    r = arrivals.pop()
+                    arrival_s = arrivals.next_s()
+                    self._arrived(r)
             self._steps += 1
             if self._steps >= look_at:
                 look_at += LOOK_EVERY
@@ -451,7 +453,8 @@ class Cluster:
         last_s = -1.0
         for release in engine.outbox:
             r, reason, time_s = release
-            if reason is _FINISH and r.notify_on_finish and self._is_answer(r):
+            answers = reason is _FINISH and r.notify_on_finish
+            if answers and (not self._answered or self._is_answer(r)):
                 self._arrivals.ended(r.id, r.finish_s, answered=True)
             if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
@@ -503,7 +506,8 @@ class Cluster:
         self._steps += len(together) - 1
         for release, version in together:
             if release.reason is _FINISH:
-                self._route_prefilled()
+                if self._prefilled:
+                    self._route_prefilled()
             else:
                 self._process(release, instance, version)
             if self._held and instance.role != EMBEDS:
@@ -593,10 +597,9 @@ class Cluster:
         begin_s: float,
         copied_tokens: int = 0,
     ) -> None:
-        self._away_s.setdefault(r, begin_s)
+        away_s = self._away_s.setdefault(r, begin_s)
         ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
-        transfer = self._moving[r] = self._event_number + 1
-        self._call_at(ends_s, self._moved, (r, source, target, transfer))
+        self._call_at(ends_s, self._moved, (r, source, target, away_s))
 
     def _carried_s(
         self,
@@ -610,11 +613,12 @@ class Cluster:
         return self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
 
     def _moved(
-        self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: int
+        self, r: RequestState, source: LazyInstance, target: LazyInstance, away_s: float
     ) -> None:
-        """The KV of `r` is at `target`: it enters there when there is room."""
-        if self._moving.get(r) == transfer:  # else the source failed, and `r` has begun again
-            del self._moving[r]
+        """The KV of `r`, which left at `away_s`, is at `target`: it enters there when there is
+        room.
+        """
+        if self._away_s.get(r) == away_s:  # else the source failed, and `r` has begun again
             self._leave(r, source)
             self._enters(r, target)
 
@@ -624,7 +628,8 @@ class Cluster:
         heeds_room = source.heeds_room()
         movable = source.simulated or source.movable
         movable.free_transferred(r)
-        self._runner.touch(source)
+        if not source.touched:
+            self._runner.touch(source)
         if heeds_room:
             self._runner.note_one(source)
 

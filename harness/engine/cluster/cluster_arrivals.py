@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from typing import Final
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from ....workloads.request import RequestType, Slo
 from ....workloads.workload import Workload
 from ...core.state import RequestState
 
-INF = float("inf")
-_SLICE_ROWS = 16384
+INF: Final = float("inf")
+_SLICE_ROWS: Final = 16384
 
 
 class Arrivals:

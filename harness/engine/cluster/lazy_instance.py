@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from ....predictors.placement import Placement
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.kv.kv_store_manager import StoreKVCacheManager
 from ...core.module_moves import Module
 from ...core.state import WAITING, RequestState
@@ -20,8 +20,8 @@ from ..loop.engine_instance import EngineInstance, Movable
 from ..loop.loop_view import LoopView
 from ..simulator.simulated import SimulatedInstance
 
-INF = float("inf")
-_FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
+INF: Final = float("inf")
+_FULL_TOKENS: Final = 2048  # of a prefill that keeps a GPU's arithmetic busy
 
 
 class ClusterClock(Protocol):
@@ -91,6 +91,7 @@ class LazyInstance:
         "_n_requests",
         "_own_decode_only_s",
         "_sizes",
+        "alone",
         "bounds_known",
         "decode_only_until_s",
         "device_group",
@@ -113,7 +114,7 @@ class LazyInstance:
 
     def __init__(
         self,
-        engine: EngineInstance,
+        engine: SimulatedInstance | EngineInstance,
         index: int,
         role: str,
         number: int,
@@ -126,7 +127,7 @@ class LazyInstance:
         self.engine = engine
         self.simulated = engine if isinstance(engine, SimulatedInstance) else None
         self._movable = cast("Movable", engine) if hasattr(engine, "take_out") else None
-        self.kv_manager: KVCacheManager = engine.kv_manager
+        self.kv_manager: KVBlocks = engine.kv_manager
         self.index = index
         self.role = role
         self.number = number
@@ -135,10 +136,11 @@ class LazyInstance:
         self.up = up
         self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
+        self.alone = False  # in its device group
         self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
-        self.earliest_s = self._own_decode_only_s = -1.0  # `first_release_s`, if `bounds_known`
+        self.earliest_s = self._own_decode_only_s = -1.0  # see `find_bounds`
         self.bounds_known = False  # nothing has changed since these two were asked for
         self.touched = False  # it is on the list `touched` of its clock
         self._n_requests = 0
@@ -195,13 +197,16 @@ class LazyInstance:
         """The first request is on its way, to be seen at that time. Whether it is known what that
         changes.
         """
-        simulated = self.simulated
-        if simulated is None or not self.bounds_known or len(self.device_group.instances) > 1:
+        if self.simulated is None or not self.bounds_known:
             return False
-        self.earliest_s, until_s = simulated.bounds_with(
+        self.earliest_s, self._own_decode_only_s = self.simulated.bounds_with(
             visible_s, self.earliest_s, self._n_requests
         )
-        self._own_decode_only_s = self.decode_only_until_s = until_s
+        if self.alone:
+            self.decode_only_until_s = self._own_decode_only_s
+        else:
+            for neighbour in self.device_group.instances:
+                neighbour.decode_only_until_s = -1.0
         self._n_requests += 1
         return True
 
@@ -214,18 +219,16 @@ class LazyInstance:
             return True
         return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
 
-    def first_release_s(self) -> float:
-        """When it may release a request first."""
-        return self.earliest_s if self.bounds_known else self.find_bounds()
-
     def own_decode_only_s(self) -> float:
         """Until when nothing but decode steps happens, as far as it depends on this one."""
         if not self.bounds_known:
             self.find_bounds()
+        elif self.simulated is not None and self.simulated.owes():  # since then, perhaps
+            return self.simulated.now_s
         return self._own_decode_only_s
 
     def find_bounds(self) -> float:
-        """Ask the engine again how far it can be known; `first_release_s`."""
+        """Ask the engine again how far it can be known: when it may release a request first."""
         if self.simulated is None:
             self.earliest_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
             self._n_requests = self.engine.n_requests
@@ -233,19 +236,19 @@ class LazyInstance:
             bounds = self.simulated.bounds()
             self.earliest_s, self._own_decode_only_s, self._n_requests = bounds
             self.bounds_known = True
-            if len(self.device_group.instances) == 1:
+            if self.alone:
                 self.decode_only_until_s = self._own_decode_only_s
         return self.earliest_s
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
-        if len(device_group.instances) == 1 and self.bounds_known:
+        if self.alone and self.bounds_known:
             self.decode_only_until_s = self._own_decode_only_s
         else:
             self.decode_only_until_s = device_group.decode_only_until_s()
         if self.decode_only_until_s < now_s:
             self._clock.bring(self)
-            self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
+            self.decode_only_until_s = max(now_s, self.own_decode_only_s()) if self.alone else now_s
         if not self.bounds_known:
             self.find_bounds()
 
@@ -311,8 +314,11 @@ class LazyInstance:
         """Prompt tokens that wait there or are on their way."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
-        coming = [r.target_tokens for r in self.engine.inbox if r.phase is WAITING]
-        return self.engine.waiting_tokens + sum(coming)
+        engine = self.engine
+        if not engine.inbox:
+            return engine.waiting_tokens
+        coming = [r.target_tokens for r in engine.inbox if r.phase is WAITING]
+        return engine.waiting_tokens + sum(coming)
 
     @property
     def view(self) -> LoopView:
@@ -423,4 +429,6 @@ def device_groups(
     for device_group in groups:
         device_group.instances.sort(key=lambda instance: instance.index)
         device_group.index = device_group.instances[0].index
+        for instance in device_group.instances:
+            instance.alone = len(device_group.instances) == 1
     return groups

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
-from operator import attrgetter
 
 import numpy as np
 
@@ -40,23 +39,6 @@ _OUTCOMES = {
 _ACT_SPANS = 96
 
 
-_ALWAYS = {
-    "first_scheduled_s": "first_scheduled_s",
-    "first_token_s": "first_token_s",
-    "finish_s": "finish_s",
-    "output_tokens": "emitted_tokens",
-}
-# Columns that stay at their defaults on an instance without followers, cache or preemption.
-_EVENTFUL = {
-    "arrival_s": "arrival_s",
-    "queued_s": "queued_s",
-    "cached_tokens": "cached_tokens",
-    "preemptions_swap": "swaps",
-    "preemptions_recompute": "recomputes",
-    "transfer_s": "transfer_s",
-}
-
-
 class Recorder:
     """Collects ended requests and forgets their objects."""
 
@@ -73,7 +55,7 @@ class Recorder:
         if not requests:
             return
         self.ended += len(requests)
-        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, len(requests))
+        rows = _ints([r.id for r in requests])
         self._put_finished(self.records, rows, requests, instance, eventful=eventful)
 
     def _put_finished(
@@ -85,13 +67,20 @@ class Recorder:
         *,
         eventful: bool,
     ) -> None:
-        n = len(requests)
-        for name, attribute in (_ALWAYS | _EVENTFUL if eventful else _ALWAYS).items():
-            column = getattr(records, name)
-            column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
+        _put(records.first_scheduled_s, rows, [r.first_scheduled_s for r in requests])
+        _put(records.first_token_s, rows, [r.first_token_s for r in requests])
+        _put(records.finish_s, rows, [r.finish_s for r in requests])
+        _put(records.output_tokens, rows, [r.emitted_tokens for r in requests])
+        if eventful:
+            _put(records.arrival_s, rows, [r.arrival_s for r in requests])
+            _put(records.queued_s, rows, [r.queued_s for r in requests])
+            _put(records.cached_tokens, rows, [r.cached_tokens for r in requests])
+            _put(records.preemptions_swap, rows, [r.swaps for r in requests])
+            _put(records.preemptions_recompute, rows, [r.recomputes for r in requests])
+            _put(records.transfer_s, rows, [r.transfer_s for r in requests])
         if self.front_end is not None:
-            prompts = np.fromiter(map(attrgetter("prompt_tokens"), requests), np.int64, n)
-            passing_s = self.front_end.passing_s(prompts)
+            prompts = [r.prompt_tokens for r in requests]
+            passing_s = self.front_end.passing_s(_ints(prompts))
             records.first_token_s[rows] += passing_s
             records.finish_s[rows] += passing_s
         records.outcome[rows] = Outcome.FINISHED
@@ -173,7 +162,7 @@ class BlockRecorder(Recorder):
         if not requests:
             return
         self.ended += len(requests)
-        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, len(requests))
+        rows = _ints([r.id for r in requests])
         rows -= self._blocks[0].first_row
         of_block = rows // BLOCK_ROWS
         for k in np.unique(of_block).tolist():
@@ -226,6 +215,14 @@ def _begun(n: int, arrival_s: Floats) -> Records:
     records = Records.empty(n)
     records.arrival_s[:] = records.queued_s[:] = arrival_s
     return records
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.fromiter(values, np.int64, len(values))
+
+
+def _put(column: Floats | Ints, rows: Ints, values: list[float] | list[int]) -> None:
+    column[rows] = np.fromiter(values, column.dtype, len(values))
 
 
 def _put_gone(records: Records, row: int, release: Release) -> None:

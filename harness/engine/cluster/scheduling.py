@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from ...core.state import RequestState
 from .cluster_arrivals import INF
 from .lazy_instance import DeviceGroup, LazyInstance, device_groups
 
-LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
-_PARKED = 2  # turns of two that share a device in which neither could act
+LOOK_EVERY: Final = 4096  # steps after which all instances are brought up to the present
+_PARKED: Final = 2  # turns of two that share a device in which neither could act
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:
@@ -29,12 +30,11 @@ def _lags(instance: LazyInstance, now_s: float) -> bool:
 
 
 def _ran(instance: LazyInstance) -> None:
-    """It has run: its own state has changed, and that of those which compute for it or beside it
-    on the same devices.
+    """It has run: its own state has changed, and that of those which compute beside it on the same
+    devices.
     """
     instance.bounds_known = False
-    simulated = instance.simulated
-    if simulated is None or simulated.works_abroad or instance.shares_stages:
+    if instance.simulated is None or instance.shares_stages:
         for neighbour in instance.device_group.instances:
             neighbour.bounds_known = False
 
@@ -105,7 +105,8 @@ class InstanceRunner:
     def _note_changed(self, device_group: DeviceGroup) -> None:
         for instance in device_group.instances:
             instance.decode_only_until_s = -1.0
-            self.touch(instance)
+            if not instance.touched:
+                self.touch(instance)
         if not device_group.changed:
             device_group.changed = True
             self.changed.append(device_group)
@@ -129,7 +130,10 @@ class InstanceRunner:
 
     def _ask(self, device_group: DeviceGroup) -> None:
         """Note when the instances of the group may give a request back, in simulated seconds."""
-        earliest_release_s = min([i.first_release_s() for i in device_group.instances])
+        instances = device_group.instances
+        earliest_release_s = min(
+            [i.earliest_s if i.bounds_known else i.find_bounds() for i in instances]
+        )
         if earliest_release_s != device_group.earliest_release_s:
             device_group.earliest_release_s = earliest_release_s
             if earliest_release_s < INF:
@@ -142,7 +146,7 @@ class InstanceRunner:
         arrive during an iteration are delivered as if it had ended.
         """
         engine, device_group, now_s = instance.engine, instance.device_group, self.now_s
-        if len(device_group.instances) == 1:
+        if instance.alone:
             self.catch_up(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
@@ -161,13 +165,13 @@ class InstanceRunner:
         """As `bring`, but what arrives during an iteration of one that is alone stays on its way
         until the iteration ends.
         """
-        device_group, now_s = instance.device_group, self.now_s
-        if len(device_group.instances) > 1:
+        now_s = self.now_s
+        if not instance.alone:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             while _lags(instance, now_s):
-                self._advance(device_group, now_s)
+                self._advance(instance.device_group, now_s)
 
     def run_first(self, until_s: float) -> None:
         """Run the instances with the earliest possible release: the first of `emitters`, which is
@@ -176,21 +180,25 @@ class InstanceRunner:
         emitters = self.emitters
         first_s, _, first = heappop(emitters)
         first.earliest_release_s = -1.0  # it is not in the heap
-        while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+        horizon_s = until_s
+        while emitters and emitters[0][0] < until_s:
+            if emitters[0][0] == emitters[0][2].earliest_release_s:
+                horizon_s = emitters[0][0]
+                break
             heappop(emitters)
-        horizon_s = emitters[0][0] if emitters and emitters[0][0] < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
             ready_s = min([instance.engine.ready_s() for instance in first.instances])
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
         instance = first.instances[0]
         simulated = instance.simulated
-        if len(first.instances) > 1 or simulated is None:
+        if simulated is None or not instance.alone:
             self._advance(first, horizon_s)
             return
         simulated.run(horizon_s, True)
         if simulated.outbox:
             self._collect(instance)
-        self.touch(instance)
+        if not instance.touched:
+            self.touch(instance)
         first.earliest_release_s = release_s = instance.find_bounds()
         if release_s < INF:
             heappush(emitters, (release_s, first.index, first))
@@ -240,7 +248,7 @@ class InstanceRunner:
             if r.num_inputs:  # `Cluster` looks at the embedder before it sends anything there
                 target = embedder
                 while lags:
-                    lags = self._alternate(llm, embedder, r.arrival_s)
+                    lags = self._alternate(llm, embedder, r.arrival_s, self._release)
                 if embeds.inbox:
                     self._deliver(embedder)
             target.engine.inbox.append(r)
@@ -255,39 +263,47 @@ class InstanceRunner:
                     generates.earliest_release_s() < horizon_s
                     or embeds.earliest_release_s() < horizon_s
                 ):
-                    lags = self._alternate(llm, embedder, horizon_s) or horizon_s < until_s
+                    lags = self._alternate(llm, embedder, horizon_s, self._release)
+                    lags = lags or horizon_s < until_s
                 elif releases_s and releases_s[0] <= until_s:
                     heappop(releases_s)
                 else:
                     break
                 self._count_step(llm, embedder)
         while lags and end_s == INF:
-            lags = self._alternate(llm, embedder, end_s)
+            lags = self._alternate(llm, embedder, end_s, self._release)
 
-    def _alternate(self, llm: LazyInstance, embedder: LazyInstance, horizon_s: float) -> bool:
-        """`_take_turns` of two that share a device."""
+    def _alternate(
+        self,
+        first: LazyInstance,
+        second: LazyInstance,
+        horizon_s: float,
+        give_back: Callable[[LazyInstance], None],
+    ) -> bool:
+        """`_take_turns` of two that share devices; whether one has given a request back."""
         parked = 0
-        llm_s, embedder_s = llm.engine.ready_s(), embedder.engine.ready_s()
+        first_s, second_s = first.engine.ready_s(), second.engine.ready_s()
         while True:
-            llm_first = llm_s <= embedder_s
-            first = llm if llm_first else embedder
-            now_s, upto_s = (llm_s, embedder_s) if llm_first else (embedder_s, llm_s)
+            in_order = first_s <= second_s
+            instance = first if in_order else second
+            now_s, upto_s = (first_s, second_s) if in_order else (second_s, first_s)
             if now_s >= horizon_s:
                 return False
             if upto_s <= now_s:
                 upto_s = math.nextafter(now_s, INF)
             if upto_s > horizon_s or parked > _PARKED:
                 upto_s = horizon_s
-            engine = first.engine
+            engine = instance.engine
             engine.run(upto_s, True)
-            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            _ran(instance)
             if engine.outbox:
-                self._release(first)
+                give_back(instance)
                 return True
-            if llm_first:
-                llm_s = engine.ready_s()
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if in_order:
+                first_s = engine.ready_s()
             else:
-                embedder_s = engine.ready_s()
+                second_s = engine.ready_s()
 
     def _count_step(self, llm: LazyInstance, embedder: LazyInstance) -> None:
         """Look at both after as many steps as `Cluster` does."""
@@ -312,18 +328,14 @@ class InstanceRunner:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
         one with the smallest index.
         """
+        if len(instances) == 2 and instances[0].shares_devices and instances[1].shares_devices:
+            self._alternate(instances[0], instances[1], horizon_s, self._collect)
+            return
         parked = 0
-        turns = [instance.turn_s() for instance in instances]
-        pair = len(instances) == 2
-        # Else a run of one may bring forward, or put off, what others look into.
-        alone = pair and instances[0].shares_devices and instances[1].shares_devices
         while True:
-            if pair:
-                first = 1 if turns[1] < turns[0] else 0
-                now_s, others_s = turns[first], turns[1 - first]
-            else:
-                now_s, others_s, *_ = sorted(turns)
-                first = turns.index(now_s)
+            # A run of one may bring forward, or put off, what others look into.
+            turns = [instance.turn_s() for instance in instances]
+            now_s, others_s, *_ = sorted(turns)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
@@ -331,17 +343,14 @@ class InstanceRunner:
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
-            engine = instances[first].engine
+            instance = instances[turns.index(now_s)]
+            engine = instance.engine
             engine.run(upto_s, True)
-            _ran(instances[first])
+            _ran(instance)
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
-                self._collect(instances[first])
+                self._collect(instance)
                 return
-            if alone:
-                turns[first] = instances[first].turn_s()
-            else:
-                turns = [instance.turn_s() for instance in instances]
 
     def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Run those that only decode until the horizon."""

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.counters import Counters
 from ...core.decisions import NextQueue
 from ...core.device import StageDevice
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.state import Release, RequestState
 from ...core.view import Predictions
 from .batch_state import INF
@@ -55,7 +55,7 @@ class BatchInstance:
         self,
         policy_state: Any,
         counters: Counters,
-        kv_manager: KVCacheManager,
+        kv_manager: KVBlocks,
         predictions: Predictions,
         stages: tuple[StageDevice, ...],
         measures: Measures,

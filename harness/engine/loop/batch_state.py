@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from heapq import heappop, heappush
+from typing import Final
 
 from ...core.compiled import mypyc_attr
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
 from ...core.kv.adapter_slots import AdapterSlots
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.policy import Policy, Queue, overrides
 from ...core.queues.line_queue import LineQueue
 from ...core.queues.wait_queue import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
@@ -24,11 +25,13 @@ from .decode_counters import DecodeCounters
 from .loop_view import LoopView, queue_key_view
 from .measures import Measures
 
-INF = float("inf")
-_DECODE, _PREFILL, _SWAPPED = Phase.DECODE, Phase.PREFILL, Phase.SWAPPED
+INF: Final = float("inf")
+_DECODE: Final = Phase.DECODE
+_PREFILL: Final = Phase.PREFILL
+_SWAPPED: Final = Phase.SWAPPED
 
 
-def _queue(policy: Policy, view: View, kv_manager: KVCacheManager) -> Queue:
+def _queue(policy: Policy, view: View, kv_manager: KVBlocks) -> WaitQueue | Queue:
     """The waiting queue for `policy.queue_order`; `view` is the one for keys."""
     if policy.queue_order == "linear-in-time":
         return LineQueue(policy, view)
@@ -98,7 +101,7 @@ class BatchState(DecodeCounters):
     def __init__(
         self,
         policy: Policy,
-        kv_manager: KVCacheManager,
+        kv_manager: KVBlocks,
         predictions: Predictions,
         measures: Measures,
         index: int = 0,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
+from typing import Final
 
 from ....workloads.errors import SloBenchError
 from ...core.compiled import mypyc_attr
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.state import Phase, RequestState
 from .measures import Measures
 
-_DECODE = Phase.DECODE
+_DECODE: Final = Phase.DECODE
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -36,7 +37,7 @@ class DecodeCounters:
         "tick",
     )
 
-    def __init__(self, kv_manager: KVCacheManager, measures: Measures) -> None:
+    def __init__(self, kv_manager: KVBlocks, measures: Measures) -> None:
         bs = kv_manager.block_size
         if bs & (bs - 1):
             raise SloBenchError(f"block_size must be a power of two but is {bs}")
@@ -47,22 +48,12 @@ class DecodeCounters:
         self._ticks0 = 0  # sum of their `tick0`
         self.kv_sum = 0
         self.residues = [0] * bs
+        # When each will end. The first entry is of a decoding request; others may be stale.
         self.ends: list[tuple[int, int, int, RequestState]] = []
         # tick - KV tokens of each request, ascending (the longest first); None: not kept track of.
         self.begins: list[int] | None = None
         self._mask = bs - 1
         self._entered = 0
-
-    def decoded_tokens(self) -> int:
-        """Tokens that the decoding requests have got, each since its `tick0`."""
-        return self.tick * len(self.decoding) - self._ticks0
-
-    def next_end_tick(self) -> int:
-        """The tick at which the next decoding request ends."""
-        ends = self.ends
-        while ends[0][3].version != ends[0][2]:
-            heappop(ends)
-        return ends[0][0]
 
     def _start_decode(self, r: RequestState) -> None:
         tick = self.tick
@@ -99,14 +90,19 @@ class DecodeCounters:
             del self.begins[bisect_left(self.begins, self.tick - r.kv_tokens)]
         del self.decoding[r]
         r.version += 1
+        ends = self.ends
+        while ends and ends[0][3].version != ends[0][2]:
+            heappop(ends)
 
     def finish_due(self) -> bool:
         """Finish decoding requests whose last token is out. Returns True if there was one."""
         ends, tick, bs = self.ends, self.tick, self.kv_manager.block_size
         ended = False
-        while ends and ends[0][0] <= tick:
-            _, _, version, r = heappop(ends)
+        while ends:
+            end_tick, _, version, r = ends[0]
             if version == r.version:
+                if end_tick > tick:
+                    break
                 steps = tick - r.tick0
                 self._ticks0 -= r.tick0
                 r.emitted_tokens = r.output_tokens
@@ -120,6 +116,7 @@ class DecodeCounters:
                 self.measures.decode_tokens += steps
                 self._finish(r)
                 ended = True
+            heappop(ends)
         return ended
 
     def _finish(self, r: RequestState) -> None:

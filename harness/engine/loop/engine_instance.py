@@ -9,7 +9,7 @@ from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.counters import Counters
 from ...core.device import SplitStepTime, StageDevice
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.state import Release, RequestState
@@ -43,7 +43,7 @@ class EngineInstance(Protocol):
     reports_empty_queue: bool  # `ReleaseReason.BEGUN`
 
     @property
-    def kv_manager(self) -> KVCacheManager:
+    def kv_manager(self) -> KVBlocks:
         """Counts its blocks of KV."""
 
     @property

@@ -8,6 +8,7 @@ caller that executes an iteration owns the clock.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...core.compiled import mypyc_attr
 from ...core.decisions import Limits, NextQueue, PreemptionMode, ReleaseReason
@@ -15,9 +16,11 @@ from ...core.queues.line_queue import overtaken_s
 from ...core.state import WAITING, Phase, Release, RequestState
 from .batch_state import INF, BatchState
 
-_DONE, _PREFILL = Phase.DONE, Phase.PREFILL
-_SWAPPED = NextQueue.SWAPPED
-_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
+_DONE: Final = Phase.DONE
+_PREFILL: Final = Phase.PREFILL
+_SWAPPED: Final = NextQueue.SWAPPED
+_FINISH: Final = ReleaseReason.FINISH
+_HAND_OVER: Final = ReleaseReason.HAND_OVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -127,7 +130,9 @@ class Loop(BatchState):
         room = lim.token_budget - len(self.decoding)
         need = 0
         for r in self.prefilling:
-            chunk = min(r.target_tokens - r.kv_tokens, room)
+            chunk = r.target_tokens - r.kv_tokens
+            if chunk > room:
+                chunk = room
             if chunk <= 0:
                 break
             room -= chunk
@@ -254,7 +259,7 @@ class Loop(BatchState):
                 self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
-            chunk = min(tokens, room - pending)
+            chunk = tokens if pending + tokens <= room else room - pending
             if lim.allocate_per_chunk:
                 self._held_blocks += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:

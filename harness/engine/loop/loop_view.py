@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...core.counters import Counters
 from ...core.decisions import NextQueue
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.policy import Policy, clock_read_error, key_is_kept
 from ...core.state import Phase, RequestState
 from ...core.view import Predictions, View
@@ -29,7 +29,7 @@ class Viewed(Protocol):
     predictions: Predictions
     policy_state: Any
     counters: Counters
-    kv_manager: KVCacheManager
+    kv_manager: KVBlocks
     swapped: list[RequestState]
     prefilling: list[RequestState]
     decoding: dict[RequestState, None]

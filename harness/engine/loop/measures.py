@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,10 @@ from ...core.records.request_records import Gaps
 Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
 Timed = TypeVar("Timed", Sample, tuple[float, int])
 
-_APART = 0.75  # of the time between samples; each comes at the end of a step
-_SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
-_SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
+_APART: Final = 0.75  # of the time between samples; each comes at the end of a step
+_SPAN_POINTS: Final = 8  # weighted values that stand for one leap over decode steps
+# Relative spread of step times within a leap that one value may stand for.
+_SPAN_TOLERANCE: Final = 0.005
 
 
 class Measures:
@@ -111,7 +112,8 @@ class Measures:
         """`seqs` requests got a token at `now_s`."""
         if self._joined:
             for last_token_s in self._joined:
-                self.gap(now_s - last_token_s)
+                self._add_gap(now_s - last_token_s)
+                self._add_count(1)
             seqs -= len(self._joined)
             self._joined.clear()
         if seqs:
@@ -155,7 +157,7 @@ def _apart(samples: list[Timed], apart_s: float) -> list[Timed]:
     kept = samples[:1]
     last_s = kept[0][0]
     for sample in samples[1:]:
-        if sample[0] - last_s >= apart_s or not any(sample[1:]):
+        if sample[0] - last_s >= apart_s or not (sample[-1] or any(sample[1:-1])):
             kept.append(sample)
             last_s = sample[0]
     return kept

@@ -158,7 +158,7 @@ class SharedGpuInstance:
         engine = self.instance
         if engine.prefilling or engine.waiting.live or engine.inbox or not engine.decoding:
             return self.begins_s(now_s)
-        steps = engine.next_end_tick() - engine.tick
+        steps = engine.ends[0][0] - engine.tick
         span_s = self.times.span_s(len(engine.decoding), engine.kv_sum, steps)
         return max(now_s, engine.now_s) + span_s
 

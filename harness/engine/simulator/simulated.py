@@ -9,9 +9,12 @@ or KV blocks running out. The result equals that of stepping; the tests' referen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from ....predictors.profiles.step_time_table import TableStepTime
 from ....predictors.roofline import (
     LengthAwareStepTime,
+    LinearStepTime,
     growing_steps_within,
     has_decode_line,
     wants_lengths,
@@ -19,7 +22,7 @@ from ....predictors.roofline import (
 from ....predictors.step_time import StepTime
 from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
-from ...core.kv.kv_cache_manager import KVCacheManager
+from ...core.kv.kv_cache_manager import KVBlocks
 from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -29,7 +32,7 @@ from ..loop.engine_instance import EngineStuckError, Movable
 from ..loop.loop import Loop
 from ..loop.measures import Measures
 
-_ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
+_ROUNDING: Final = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -64,7 +67,7 @@ class SimulatedInstance(Loop):
     def __init__(
         self,
         policy: Policy,
-        kv_manager: KVCacheManager,
+        kv_manager: KVBlocks,
         predictions: Predictions,
         step_time: StepTime,
         stages: tuple[StageDevice, ...],
@@ -89,14 +92,16 @@ class SimulatedInstance(Loop):
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
         # Steps of as many requests grow by the same time each: their spans are worked out here.
-        self._linear = step_time if has_decode_line(step_time) else None
+        self._linear: TableStepTime | LinearStepTime | None = (
+            step_time if has_decode_line(step_time) else None
+        )
         self._plain = self._linear is not None and type(self) is SimulatedInstance
         self._line_seqs = -1  # that the line is for, from `_line_begin` to `_line_end` KV tokens
         self._base_s = self._token_s = self._line_begin = self._line_end = 0.0
         self._line_unsplit = False
         self._line_tail_s = self._tail_s = 0.0
         self._tail_entered = self._tail_seqs = 0  # that it is for
-        self._aware: LengthAwareStepTime | None = None
+        self._aware: TableStepTime | LengthAwareStepTime | None = None
         if wants_lengths(step_time):
             self._aware = step_time
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
@@ -121,7 +126,7 @@ class SimulatedInstance(Loop):
         self.stages[0].owed_s += pause_s
 
     def ready_s(self) -> float:
-        if self.decoding or not self.idle:
+        if self.decoding or self.prefilling or self.waiting.live or self.swapped or self.stalled:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
@@ -139,12 +144,10 @@ class SimulatedInstance(Loop):
         """
         return self.bounds()[1]
 
-    @property
-    def works_abroad(self) -> bool:
-        """Whether another instance computes a part of its steps."""
-        return self._away is not None
-
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
+        """Whether its next decode step is longer by what its GPUs computed for other instances."""
+        if self._alone or self.inbox or not self.decoding:
+            return False
         stages = self.stages
         if len(stages) == 1:
             return stages[0].owed_s != 0
@@ -157,7 +160,7 @@ class SimulatedInstance(Loop):
             return False
         if time_s <= self.now_s or not seqs:
             return True
-        steps = self.next_end_tick() - self.tick
+        steps = self.ends[0][0] - self.tick
         at_most = seqs * (steps // self.kv_manager.block_size + 1)
         return blocks <= free - at_most or blocks <= self.ahead(time_s)[0]
 
@@ -216,14 +219,22 @@ class SimulatedInstance(Loop):
             inbox
             or self.pending_free
             or self.learner is not None
-            or (not self._alone and self._owes())
+            or (not self._alone and self.owes())
         )
         if not (ends or predictable):
             return earliest_s, decode_only_s, n_requests
-        steps = self.next_end_tick() - self.tick
-        lasts = self._lasts(steps)
-        but_last_s, span_s = self._spans_s(seqs, steps)
-        if predictable and steps > 1 and (lasts or self._lasts(steps - 1)):
+        steps, kv_sum = self.ends[0][0] - self.tick, self.kv_sum
+        room = self.kv_manager.free - self._lim.decode_headroom_blocks
+        lasts = seqs * (steps // (self._mask + 1) + 1) <= room or self._growth(steps) <= room
+        first_s = -1.0 if self._linear is None else self._first_s(seqs)
+        if kv_sum + (steps - 1) * seqs < self._line_end:
+            growth_s = self._token_s * seqs
+            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+            but_last_s = span_s - first_s - growth_s * (steps - 1)
+        else:
+            span_s = self._span_of(seqs, kv_sum, steps)
+            but_last_s = self._span_of(seqs, kv_sum, steps - 1) if steps > 1 else 0.0
+        if predictable and steps > 1 and (lasts or self._growth(steps - 1) <= room):
             decode_only_s = now_s + but_last_s * _ROUNDING
         if ends:
             if not lasts:  # preempted requests lengthen steps no more
@@ -279,20 +290,6 @@ class SimulatedInstance(Loop):
             self._line_tail_s = self.tail_s()
         return self._base_s + self._token_s * kv_sum + self._line_tail_s
 
-    def _spans_s(self, seqs: int, steps: int) -> tuple[float, float]:
-        """Seconds of the next decode steps of `seqs` requests: without the last one, and all."""
-        fewer = steps - 1
-        last_kv = self.kv_sum + fewer * seqs
-        first_s = -1.0 if self._linear is None else self._first_s(seqs)
-        growth_s, line_end = self._token_s * seqs, self._line_end
-        if last_kv - seqs < line_end:
-            but_last_s = fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)
-        else:
-            but_last_s = self._span_of(seqs, self.kv_sum, fewer) if fewer else 0.0
-        if last_kv < line_end:
-            return but_last_s, steps * first_s + growth_s * (steps * fewer * 0.5)
-        return but_last_s, self._span_of(seqs, self.kv_sum, steps)
-
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
@@ -334,15 +331,16 @@ class SimulatedInstance(Loop):
                 self._began_s = self.now_s
                 continue
             chunks, seqs = self.chunks, self.decode_seqs
-            duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            if self._away is None:
+                duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            else:
+                duration_s = self._away.step_s(seqs, self.decode_kv_tokens, chunks)
             if self.learner is not None:
                 self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
             self._began_s = began_s = self.now_s
-            if self._away is not None:
-                self._away.step(seqs, self.decode_kv_tokens, chunks)
             if self._alone:
                 self.now_s = began_s + duration_s
             else:
@@ -364,7 +362,7 @@ class SimulatedInstance(Loop):
         waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
         kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
-        tokens += self.decoded_tokens()
+        tokens += self.tick * len(self.decoding) - self._ticks0
         measures.sample((self.now_s, waiting, running, kv_blocks), tokens)
 
     def _pass_time(self, horizon_s: float) -> bool:
@@ -410,37 +408,28 @@ class SimulatedInstance(Loop):
                 self._lim = self._limits()
         kv_manager, measures, ends = self.kv_manager, self.measures, self.ends
         headroom_blocks = self._lim.decode_headroom_blocks
-        seqs, kv_sum = len(self.decoding), self.kv_sum
-        free = kv_manager.free - self.residues[self.tick & self._mask]
+        seqs, kv_sum, tick = len(self.decoding), self.kv_sum, self.tick
+        free = kv_manager.free - self.residues[tick & self._mask]
         if free < headroom_blocks:
             return False
         self._must_refill = False
         if self.chunks:
             self.chunks = []
-        self.decode_seqs = seqs
-        self.decode_kv_tokens = kv_sum
-        kv_manager.free = free
-        if kv_manager.idle_blocks > free:
-            kv_manager.evict()
         step_s = self._first_s(seqs)
         if self.learner is not None:
             self.learner.learn(seqs, kv_sum, (), step_s)
         self._began_s = began_s = self.now_s
         alone = self._alone
         if alone:
-            self.now_s = now_s = began_s + step_s
+            now_s = began_s + step_s
         else:
-            self.now_s = now_s = occupy(self.stages, began_s, step_s)
+            now_s = occupy(self.stages, began_s, step_s)
             measures.waited_s += now_s - began_s - step_s
-        self.tick = tick = self.tick + 1
+        self.tick = tick = tick + 1
         self.kv_sum = kv_sum = kv_sum + seqs
         used = kv_manager.total - free
-        measures.steps += 1
-        measures.kv_block_s += used * step_s
-        if used > measures.kv_peak:
-            measures.kv_peak = used
+        kv_block_s = measures.kv_block_s + used * step_s
         measures.decode_step(now_s, seqs)
-        ended = ends[0][0] <= tick and self.finish_due()
         until_s = measures.next_sample_s
         if horizon_s < until_s:
             until_s = horizon_s
@@ -450,56 +439,58 @@ class SimulatedInstance(Loop):
             until_s = self.inbox[0].visible_s
         if self.timeouts and self.timeouts[0][0] < until_s:
             until_s = self.timeouts[0][0]
-        if ended or now_s >= until_s:
-            if now_s >= measures.next_sample_s:
-                self._sample()
-            return True
-        steps = self.next_end_tick() - tick
-        token_s = self._token_s
-        if kv_sum < self._line_end:
-            first_s = self._base_s + token_s * kv_sum + self._line_tail_s
-        else:
-            first_s, token_s = self._first_s(seqs), self._token_s
-        growth_s = token_s * seqs
-        even = kv_sum + (steps - 1) * seqs < self._line_end and growth_s >= 0
-        if even:
-            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
-        else:
-            span_s = self._span_of(seqs, kv_sum, steps)
-        if now_s + span_s >= until_s:
-            if even:
-                within = growing_steps_within(first_s, growth_s, until_s - now_s)
-            else:
-                within = self._within_of(seqs, kv_sum, until_s - now_s)
-            if within < steps:
-                steps = within
-                if even:
-                    span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
-                elif steps > 0:
-                    span_s = self._span_of(seqs, kv_sum, steps)
-        blocks = self._growth(steps) if steps > 0 else 0
-        if blocks > free - headroom_blocks:
-            steps = self._steps_before_pressure(steps)
-            blocks = self._growth(steps)
-            if steps > 0:
-                span_s = self._span_of(seqs, kv_sum, steps)
+        steps = ends[0][0] - tick if now_s < until_s else 0
         if steps > 0:
-            self.now_s = now_s = now_s + span_s
-            self.tick = tick = tick + steps
-            self.kv_sum = kv_sum + steps * seqs
-            kv_manager.free = free = free - blocks
-            if kv_manager.idle_blocks > free:
-                kv_manager.evict()
-            measures.decode_span(now_s, seqs, steps, span_s, step_s)
-            measures.steps += steps
-            measures.kv_block_s += (used + 0.5 * blocks) * span_s
-            if used + blocks > measures.kv_peak:
-                measures.kv_peak = used + blocks
-            if not alone:
-                before_s = self._span_of(seqs, kv_sum, steps - 1) if steps > 1 else 0.0
-                free_after(self.stages, now_s, span_s - before_s)
-            if ends[0][0] <= tick:
-                self.finish_due()
+            token_s = self._token_s
+            if kv_sum < self._line_end:
+                first_s = self._base_s + token_s * kv_sum + self._line_tail_s
+            else:
+                first_s, token_s = self._first_s(seqs), self._token_s
+            growth_s = token_s * seqs
+            even = kv_sum + (steps - 1) * seqs < self._line_end and growth_s >= 0
+            if even:
+                span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+            else:
+                span_s = self._span_of(seqs, kv_sum, steps)
+            if now_s + span_s >= until_s:
+                if even:
+                    within = growing_steps_within(first_s, growth_s, until_s - now_s)
+                else:
+                    within = self._within_of(seqs, kv_sum, until_s - now_s)
+                if within < steps:
+                    steps = within
+                    if even:
+                        span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+                    elif steps > 0:
+                        span_s = self._span_of(seqs, kv_sum, steps)
+            blocks = self._growth(steps)
+            if blocks > free - headroom_blocks:
+                kv_manager.free = free
+                steps = self._steps_before_pressure(steps)
+                blocks = self._growth(steps)
+                if steps > 0:
+                    span_s = self._span_of(seqs, kv_sum, steps)
+            if steps > 0:
+                now_s += span_s
+                self.tick = tick = tick + steps
+                self.kv_sum = kv_sum + steps * seqs
+                free -= blocks
+                measures.decode_span(now_s, seqs, steps, span_s, step_s)
+                kv_block_s += (used + 0.5 * blocks) * span_s
+                used += blocks
+                if not alone:
+                    before_s = self._span_of(seqs, kv_sum, steps - 1) if steps > 1 else 0.0
+                    free_after(self.stages, now_s, span_s - before_s)
+        self.now_s = now_s
+        kv_manager.free = free
+        if kv_manager.idle_blocks > free:
+            kv_manager.evict()
+        measures.steps += steps + 1
+        measures.kv_block_s = kv_block_s
+        if used > measures.kv_peak:
+            measures.kv_peak = used
+        if ends[0][0] <= tick:
+            self.finish_due()
         if now_s >= measures.next_sample_s:
             self._sample()
         return True
@@ -515,7 +506,7 @@ class SimulatedInstance(Loop):
             self.measures,
         )
         span_of = self._span_of
-        steps = self.next_end_tick() - self.tick
+        steps = self.ends[0][0] - self.tick
         until_s = min(horizon_s, measures.next_sample_s, self.overtaken_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
             until_s = self.inbox[0].visible_s
@@ -559,22 +550,17 @@ class SimulatedInstance(Loop):
         if self.ends[0][0] <= self.tick:
             self.finish_due()
 
-    def _lasts(self, steps: int) -> bool:
-        """Whether there are blocks for `steps` decode steps."""
-        room = self.kv_manager.free - self._lim.decode_headroom_blocks
-        at_most = len(self.decoding) * (steps // self.kv_manager.block_size + 1)
-        return at_most <= room or self._growth(steps) <= room
-
     def _growth(self, steps: int) -> int:
         """Blocks that `steps` decode steps take."""
-        bs = self.kv_manager.block_size
-        rounds, rest = divmod(steps, bs)
-        blocks = rounds * len(self.decoding)
+        mask, residues = self._mask, self.residues
+        rest = steps & mask
+        blocks = (steps - rest) // (mask + 1) * len(self.decoding)
         if rest:
-            begin = self.tick & (bs - 1)
-            blocks += sum(self.residues[begin : begin + rest])
-            if begin + rest > bs:
-                blocks += sum(self.residues[: begin + rest - bs])
+            begin = self.tick & mask
+            end = begin + rest
+            blocks += sum(residues[begin:end])
+            if end > mask + 1:
+                blocks += sum(residues[: end - mask - 1])
         return blocks
 
     def _steps_before_pressure(self, max_steps: int) -> int:
@@ -595,19 +581,19 @@ class _WithLengths:
     """A step-time model that is told how unequal the decoding requests of an instance are."""
 
     def __init__(self, instance: SimulatedInstance, step_time: LengthAwareStepTime) -> None:
-        self._tail_s = instance.tail_s
-        self._step_time = step_time
+        self._instance = instance
+        self._step_time: TableStepTime | LengthAwareStepTime = step_time
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        tail_s = self._tail_s() if decode_seqs else 0.0
+        tail_s = self._instance.tail_s() if decode_seqs else 0.0
         return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, tail_s)
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._tail_s())
+        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._instance.tail_s())
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         return self._step_time.steps_within(
-            decode_seqs, decode_kv_tokens, duration_s, self._tail_s()
+            decode_seqs, decode_kv_tokens, duration_s, self._instance.tail_s()
         )

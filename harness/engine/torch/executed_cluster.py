@@ -28,7 +28,6 @@ from ....workloads.errors import SloBenchError
 from ...core.device import StageDevice
 from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.kv.kv_store_manager import StoreKVCacheManager
-from ...core.network import TransferTimes
 from ...core.policy import Policy
 from ...core.predictions import Guess
 from ...core.state import RequestState
@@ -86,9 +85,9 @@ class _StoppedNetwork:
     def __init__(self, network: KvNetwork) -> None:
         self.spec = network.network.spec
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """Times of a transfer that takes no time."""
-        return TransferTimes(now_s, now_s, moved_bytes)
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> float:
+        """A transfer takes no time."""
+        return now_s
 
 
 class ExecutedCluster(Cluster):

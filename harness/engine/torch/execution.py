@@ -208,8 +208,12 @@ class _MeasuredAway(Away):
         super().__init__(step_time, device)
         self._execution = execution
 
-    def step(self, decode_seqs: int, decode_kv_tokens: int, chunks: Seq[tuple[int, int]]) -> None:
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Seq[tuple[int, int]]
+    ) -> float:
+        step_s = self._execution.step_s(decode_seqs, decode_kv_tokens, chunks)
         self._device.owed_s += self._execution.away_s
+        return step_s
 
 
 class PagedInstance(TimedInstance):

@@ -132,13 +132,13 @@ class AscendraLp(Policy):
         return "" if self.overdue == "keep" else OVERDUE
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
-        late = when_overdue(r)
-        if late is not None and self.worst_batch_tokens:
+        late_s = r.arrival_s + r.slo.ttft_s
+        if late_s < math.inf and self.worst_batch_tokens:
             step_s = view.predict.step_s
             worst_s = step_s(0, 0, ((0, self.worst_batch_tokens),))
             own_s = step_s(0, 0, ((0, r.prompt_tokens),))
-            return Timeout(late.time_s - self.threshold * (worst_s + own_s), ReleaseReason.OFFLOAD)
-        return None if self.overdue == "keep" else late
+            return Timeout(late_s - self.threshold * (worst_s + own_s), ReleaseReason.OFFLOAD)
+        return None if self.overdue == "keep" else when_overdue(r)
 
 
 def _tightest_tpot_s(view: View) -> float:

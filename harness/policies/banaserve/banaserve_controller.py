@@ -27,7 +27,7 @@ from ...core.decisions import UNLIMITED
 from ...core.instance import Instance, Links
 from ...core.kv.kv_cache_manager import KVCacheManager
 from ...core.module_moves import ModuleMove
-from ...core.network import Link, send
+from ...core.network import Link, LinkPath
 from ...core.policy import AnyPolicy, parameter
 from ...core.records.request_records import TimeseriesRow
 from ...core.state import Release, RequestState
@@ -85,14 +85,14 @@ class StoreReads(KvNetwork):
     def __init__(self, over: LinkSpec, host: LinkSpec) -> None:
         super().__init__(over)
         self._host = host
-        self._reads: dict[int, Link] = {}
+        self._reads: dict[int, LinkPath] = {}
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        link = self._reads.get(target.number)
-        if link is None:
-            link = self._reads[target.number] = Link(self._host)
+        path = self._reads.get(target.number)
+        if path is None:
+            path = self._reads[target.number] = LinkPath([Link(self._host)])
         on_a_link = kv_tokens * target.placement.kv_bytes_per_token // target.placement.gpus
-        return send([link], on_a_link, now_s).end_s
+        return path.send(on_a_link, now_s)
 
 
 @dataclass(frozen=True)

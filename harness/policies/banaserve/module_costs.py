@@ -39,7 +39,7 @@ def layer_move(
     The paper takes the weights to be much larger than the KV; with a full batch they are not, so
     both count.
     """
-    weights = layers * placement.model.layer_weight_bytes(placement.weight_dtype)
+    weights = layers * placement.layer_weight_bytes
     kv = kv_tokens * placement.kv_bytes_per_token * layers // placement.model.layers
     return MoveCost(weights, kv, over.transfer_s(weights + kv) + sync_s)
 
@@ -118,14 +118,25 @@ class MovedStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        chunk_tokens = sum(tokens for _, tokens in chunks)
+        return self.parts_s(decode_seqs, decode_kv_tokens, chunks)[0]
+
+    def parts_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> tuple[float, float]:
+        """Seconds of one step, and of what the other GPU computes for it."""
         step_s = self.local.step_s(decode_seqs, decode_kv_tokens, chunks)
-        if decode_seqs and self.head_share:
-            step_s -= self._parallel * self._attention_s(decode_seqs, decode_kv_tokens)
+        abroad_s = self.layer_share * step_s
+        if self.head_share:
+            attention_s = self._attention_s(decode_seqs, decode_kv_tokens)
+            abroad_s += self.head_share * attention_s
+            if decode_seqs:
+                step_s -= self._parallel * attention_s
+        tokens = decode_seqs
+        for _, chunk_tokens in chunks:
+            tokens += chunk_tokens
         if not decode_seqs:
-            step_s *= self._pipelined(chunk_tokens)
-        tokens = decode_seqs + chunk_tokens
-        return step_s + self.layer_toll.step_s(tokens) + self.head_toll.step_s(tokens)
+            step_s *= self._pipelined(tokens)
+        return step_s + self.layer_toll.step_s(tokens) + self.head_toll.step_s(tokens), abroad_s
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         span_s = self.local.span_s(decode_seqs, decode_kv_tokens, steps)
@@ -154,9 +165,7 @@ class MovedStepTime:
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Seconds of one step that the other GPU computes."""
-        step_s = self.local.step_s(decode_seqs, decode_kv_tokens, chunks)
-        attention_s = self._attention_s(decode_seqs, decode_kv_tokens) if self.head_share else 0.0
-        return self.layer_share * step_s + self.head_share * attention_s
+        return self.parts_s(decode_seqs, decode_kv_tokens, chunks)[1]
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""

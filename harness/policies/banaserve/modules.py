@@ -369,15 +369,15 @@ class Modules:
         cost = self._cost(owner, move.module, moved, _network(cluster).network.spec)
         on_a_link = cost.moved_bytes // owner.placement.gpus
         now_s = cluster.now_s
-        transfer = _network(cluster).network.send(source.number, target.number, on_a_link, now_s)
+        end_s = _network(cluster).network.send(source.number, target.number, on_a_link, now_s)
         kind = "layer_moves" if move.module is Module.LAYERS else "head_moves"
         cluster.counters.add("returns" if back else kind)
         self.in_motion |= {owner.index, helper.index}
         self.history.append(
-            ModuleMoveRecord(now_s, transfer.end_s + self._pause_s(moved), move, cost.moved_bytes)
+            ModuleMoveRecord(now_s, end_s + self._pause_s(moved), move, cost.moved_bytes)
         )
         settle = partial(self._settle, move.module, move.units, owner, helper, blocks, cluster)
-        cluster.at(transfer.end_s, settle)
+        cluster.at(end_s, settle)
 
     def _set_aside(
         self, module: Module, owner: Instance, helper: Instance, blocks: _Blocks
@@ -462,7 +462,7 @@ def _weight_bytes(instance: Instance, module: Module, units: int) -> int:
     if module is Module.HEADS:
         return 0
     place = instance.placement
-    return units * place.model.layer_weight_bytes(place.weight_dtype) // place.tp
+    return units * place.layer_weight_bytes // place.tp
 
 
 def _away_bytes(instance: Instance, module: Module, units: int) -> float:

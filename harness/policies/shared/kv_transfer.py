@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ....predictors.specs import LinkSpec
@@ -23,8 +24,7 @@ class KvNetwork:
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
-        _, end_s, _ = self.network.send(source.number, target.number, moved_bytes, now_s)
-        return end_s
+        return self.network.send(source.number, target.number, moved_bytes, now_s)
 
     @staticmethod
     def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
@@ -38,8 +38,10 @@ class KvNetwork:
 class ReservedBlocks:
     """Blocks that are set aside at instances for requests that have not entered there yet."""
 
-    promised: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
-    total: dict[int, int] = field(default_factory=dict)
+    promised: defaultdict[int, dict[RequestState, int]] = field(  # in order
+        default_factory=lambda: defaultdict(dict)
+    )
+    total: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def reserve(self, r: RequestState, kv_tokens: int, instance: Instance) -> bool:
         """Reserve blocks for so much KV of `r` and its next token, if it could enter with them if
@@ -49,8 +51,8 @@ class ReservedBlocks:
         if not instance.has_free(blocks + self.blocks(instance)):
             return False
         index = instance.index
-        self.promised.setdefault(index, {})[r] = blocks
-        self.total[index] = self.total.get(index, 0) + blocks
+        self.promised[index][r] = blocks
+        self.total[index] += blocks
         return True
 
     def blocks(self, instance: Instance) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 import slo_bench
 from reference.settings import BESIDE, SEVERAL, TALKS
-from slo_bench import Experiment
+from slo_bench import Experiment, predictors
 from slo_bench.harness import core, engine, policies, servers, validation
 from slo_bench.harness.engine.compiled_core import core_is_compiled
 from slo_bench.harness.servers.launch.server_process import plugin_folder
@@ -106,7 +106,7 @@ def test_compiled_modules_exist_and_are_imported_compiled():
 
 def _classes() -> set[type]:
     classes = set()
-    for folder in (core, engine, policies, servers, validation):
+    for folder in (core, engine, policies, predictors, servers, validation):
         for info in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             try:
                 module = import_module(info.name)

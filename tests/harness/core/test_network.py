@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.network import Link, SwitchNetwork, send
+from slo_bench.harness.core.network import Link, LinkPath, SwitchNetwork
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 
@@ -16,36 +16,35 @@ SLOW = LinkSpec("slow", bandwidth_bytes_per_s=4.0, latency_s=0.25)
 
 def test_transfers_on_a_link_follow_one_another():
     link = Link(TEN)
-    first, second = send([link], 20, 1.0), send([link], 10, 2.0)
-    assert (first.begin_s, first.end_s) == (1.0, 3.5)
-    assert (second.begin_s, second.end_s) == (3.0, 4.5)  # latency does not hold the link
-    assert send([link], 10, 9.0).begin_s == 9.0
+    first, second = LinkPath([link]).send(20, 1.0), LinkPath([link]).send(10, 2.0)
+    assert (first, second) == (3.5, 4.5)  # latency does not hold the link
+    assert LinkPath([link]).send(10, 9.0) == 10.5
+    assert link.free_at_s == 10.0
     assert link.carried_bytes == 40
-    assert link.busy_s == 4.0
 
 
 def test_path_moves_at_its_slowest_link_and_occupies_all_links():
     fast, slow = Link(TEN), Link(SLOW)
-    send([fast], 30, 0.0)  # until 3
-    both = send([fast, slow], 8, 1.0)
-    assert (both.begin_s, both.end_s) == (3.0, 5.75)
+    LinkPath([fast]).send(30, 0.0)  # until 3
+    both = LinkPath([fast, slow]).send(8, 1.0)
+    assert both == 5.75
     assert fast.free_at_s == slow.free_at_s == 5.0
 
 
 def test_transfer_of_no_bytes_is_immediate_and_negative_is_an_error():
     link = Link(TEN)
-    send([link], 100, 0.0)
-    assert send([link], 0, 1.0).end_s == 1.0
+    LinkPath([link]).send(100, 0.0)
+    assert LinkPath([link]).send(0, 1.0) == 1.0
     with pytest.raises(SloBenchError, match="at least 0 bytes but has -1"):
-        send([link], -1, 0.0)
+        LinkPath([link]).send(-1, 0.0)
 
 
 def test_senders_to_one_receiver_share_its_link():
     network = SwitchNetwork(TEN)
     first, second = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
-    assert (first.end_s, second.end_s) == (1.5, 2.5)  # one latency a hop
-    assert network.send(2, 2, 10, 0.0).end_s == 0.0
-    assert network.send(2, 0, 10, 0.0).end_s == 1.5  # the other direction is free
+    assert (first, second) == (1.5, 2.5)  # one latency a hop
+    assert network.send(2, 2, 10, 0.0) == 0.0
+    assert network.send(2, 0, 10, 0.0) == 1.5  # the other direction is free
 
 
 @given(
@@ -59,10 +58,9 @@ def test_bytes_and_bandwidth_are_conserved(transfers):
     now_s = last_s = 0.0
     for source, target, size, pause in transfers:
         now_s += pause
-        last_s = max(last_s, network.send(source, target, size, now_s).end_s)
+        last_s = max(last_s, network.send(source, target, size, now_s))
     assert network.sent_bytes == network.received_bytes
     assert network.sent_bytes == sum(n for a, b, n, _ in transfers if a != b)
     for k in range(4):
         for link in (network.out(k), network.into(k)):
-            assert link.busy_s == pytest.approx(link.carried_bytes / 10)
-            assert link.busy_s <= last_s + 1e-9
+            assert link.carried_bytes / 10 <= last_s + 1e-9

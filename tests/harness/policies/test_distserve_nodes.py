@@ -32,11 +32,11 @@ def served(n: int, every_s: float, **parameters):
 
 def test_links_within_a_host_and_between_hosts():
     network = NodeNetwork(WITHIN, ACROSS, {0: 0, 1: 0, 2: 1, 3: 1})
-    assert network.send(0, 1, 10**9, 0.0).end_s == pytest.approx(0.01, rel=1e-3)
-    assert network.send(0, 2, 10**9, 0.0).end_s == pytest.approx(1.001)
+    assert network.send(0, 1, 10**9, 0.0) == pytest.approx(0.01, rel=1e-3)
+    assert network.send(0, 2, 10**9, 0.0) == pytest.approx(1.001)
     # The same link into the network, and another one within the host.
-    assert network.send(0, 3, 10**9, 0.0).end_s == pytest.approx(2.001)
-    assert network.send(0, 1, 10**9, 0.0).end_s == pytest.approx(0.02, rel=1e-3)
+    assert network.send(0, 3, 10**9, 0.0) == pytest.approx(2.001)
+    assert network.send(0, 1, 10**9, 0.0) == pytest.approx(0.02, rel=1e-3)
     assert network.across_bytes == 2 * 10**9
     assert network.spec is ACROSS
 
