@@ -104,13 +104,13 @@ class System:
 
     @property
     def step_limits(self) -> dict[str, int]:
-        """Its most tokens and sequences of a step, as fields of a placement."""
+        """Its most tokens and sequences of a step, as fields of a placement; a 0 limits nothing."""
         values = self.parameters()
         return {
             limit: values[name]
             for limit, names in STEP_LIMITS.items()
             for name in names
-            if name in values
+            if values.get(name)
         }
 
     @property

@@ -19,7 +19,7 @@ from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
 from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
-from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain
+from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain, wilson_interval
 
 _MOST_RUNS = 6
 _MISSES_AFTER = 3  # runs, a target that their attainment lies below
@@ -93,7 +93,8 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
 
     Where the runs are too short to show whether the system keeps up, the next one is twice as long.
     A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer;
-    so is one that its first half alone fails, as of a cold cache, up to `_LONGEST` times as long.
+    so is one that its first half alone may fail, as of a cold cache, at most `_LONGEST` times as
+    long.
 
     The rate is carried if the interval lies above the target in settled runs, of which proving ones
     show that the system keeps up. It is not if the interval lies below, or the attainment of
@@ -134,15 +135,18 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
 
 
 def _warms_up(sample: LevelSample, target: float) -> bool:
-    """Whether the second half of a run reaches the target, and more than the first."""
+    """Whether the second half of a run may reach the target, by its interval, and more than the
+    first.
+    """
     half = len(sample.batch_met) // 2
-    second = sum(sample.batch_met[half:]) / sum(sample.batch_requests[half:])
-    return second >= target and second > sample.attainment
+    requests = sum(sample.batch_requests[half:])
+    second = sum(sample.batch_met[half:]) / requests
+    return second > sample.attainment and wilson_interval(second, requests)[1] >= target
 
 
 def _verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
     """The inverse of `asdict`, from JSON."""
-    return Verdict(**{**plain, "samples": tuple(map(sample_from_plain, plain.get("samples", ())))})
+    return Verdict(**{**plain, "samples": tuple(map(sample_from_plain, plain["samples"]))})
 
 
 @dataclass
@@ -161,6 +165,7 @@ class Levels:
             self._known = {
                 entry["name"]: _verdict_from_plain(entry["level"])
                 for entry in self.checkpoint.read()
+                if "samples" in entry["level"]  # else of before 29 November, by other rules
             }
 
     def begin(self, level: DeploymentLevel) -> None:

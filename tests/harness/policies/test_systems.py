@@ -29,6 +29,20 @@ def test_stock_system_is_found_by_name(name):
     assert stock.source
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "limits"),
+    [
+        ("vllm", {}, {"batched_tokens": 2048, "sampled_sequences": 256}),
+        ("sglang", {"max_running_requests": 64}, {"batched_tokens": 8192, "sampled_sequences": 64}),
+        ("adaptivellm", {}, {"batched_tokens": 4096, "sampled_sequences": 256}),  # no chunks
+        ("adaptivellm", {"chunk_tokens": 512}, {"batched_tokens": 512, "sampled_sequences": 256}),
+        ("orca", {}, {}),
+    ],
+)
+def test_limits_of_a_step_are_those_of_the_parameters(name, parameters, limits):
+    assert system(name).with_parameters(**parameters).step_limits == limits
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_has_a_one_line_description(name):
     line = SYSTEMS[name].description
