@@ -155,6 +155,28 @@ def test_whole_answer_at_the_end_of_its_stream_is_no_token():
     assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
 
 
+def message(text, finish=None, **more):
+    choice = {"index": 0, "finish_reason": finish, "message": {"content": text}, **more}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [message(" a"), message(" b"), message(" c", "stop")],  # messages in place of deltas
+        [
+            delta(content=" a"),
+            delta(content=" b"),
+            message(" a b c", "stop", delta={"content": " c"}),
+        ],
+        [delta(role="assistant"), message(" a b c", "stop")],  # what the stream had not yet
+    ],
+)
+def test_message_that_repeats_nothing_is_tokens(last):
+    answer = read_answer(raw(*last, DONE), keep_text=True)
+    assert (answer.text, answer.outcome) == (" a b c", Outcome.FINISHED)
+
+
 def test_characters_cut_between_two_events_are_tokens():
     cut = [event("X").replace(b"X", half) for half in (b"\xf0\x9f", b"\x98\x80")]
     answer = read(*cut, event(" b", finish="stop"), DONE)
