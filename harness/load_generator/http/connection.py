@@ -22,10 +22,10 @@ import httptools
 from ....workloads.masking import masked
 from .endpoint import Endpoint
 from .faults import RequestFault, connect_detail, connect_fault
-from .heartbeats import has_data_since, is_comment
+from .heartbeats import has_data_since, is_comment, is_end
 
 NOT_YET_S = float("nan")
-_CLOSE_LIMIT_S = 2.0
+CLOSE_LIMIT_S = 2.0
 MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
 
 # How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
@@ -415,8 +415,8 @@ class ConnectionPool:
             exchange = connection.exchange
             if exchange is None:
                 continue
-            if exchange.pieces and exchange.pieces[-1].rstrip().endswith(b"[DONE]"):
-                limit = min(limit_s, _CLOSE_LIMIT_S)
+            if exchange.pieces and is_end(exchange.pieces[-1]):
+                limit = min(limit_s, CLOSE_LIMIT_S)
             elif exchange.sent_s >= now_s - min(limit_s, first_limit_s):
                 continue
             else:
@@ -449,7 +449,7 @@ class ConnectionPool:
             await asyncio.wait(list(self._connecting))
         if self.open:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), _CLOSE_LIMIT_S)
+                await asyncio.wait_for(self._closed.wait(), CLOSE_LIMIT_S)
 
     def lost(self, connection: Connection) -> None:
         """Handle a closed connection."""

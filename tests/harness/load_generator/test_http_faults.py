@@ -221,7 +221,7 @@ def test_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server,
 def test_stream_without_a_last_chunk_ends_with_its_done(
     workload, scripted_server, monkeypatch, close
 ):
-    monkeypatch.setattr(connection, "_CLOSE_LIMIT_S", 0.1)
+    monkeypatch.setattr(connection, "CLOSE_LIMIT_S", 0.1)
     url = scripted_server(CHUNKED + chunk(TOKEN), close=close)
     options = HttpOptions(processes=1, send_delay_limit_s=60.0)
     measurement = measure(workload(2, concurrency=1), [Endpoint.parse(url)], options)
