@@ -392,6 +392,7 @@ class _Reader:
         listed = 1 if shape.middle[1] >= 0 else -1
         self._events.take(run.middles, shape.choice, listed)
         self._events.reasons |= shape.reasons
+        self._has_deltas |= b'"message":' not in shape.before
         if self._keep_text:
             text = "".join([text for text, _ in run.middles])
             self._texts.append(text)
