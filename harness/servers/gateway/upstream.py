@@ -213,7 +213,7 @@ class _Connection(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 loop.call_later(CLOSE_LIMIT_S, self._end_open, self._done)
 
-    def _end_open(self, done: asyncio.Future[None]) -> None:
+    def _end_open(self, done: asyncio.Future[None] | None) -> None:
         """End an answer that said its end, if it is not whole yet."""
         if done is self._done:
             self._stays = False
