@@ -45,9 +45,9 @@ def parse_event(text: str | bytes) -> Any:
         json.JSONDecodeError: it is no JSON, no UTF-8, or more than the parser can take.
     """
     try:
-        return json.loads(
-            text if isinstance(text, str) else text.decode(json.detect_encoding(text))
-        )
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text))
+        return json.loads(text.removeprefix("\ufeff"))  # as editors on Windows write it
     except json.JSONDecodeError:
         raise
     except RecursionError:

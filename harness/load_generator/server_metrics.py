@@ -111,7 +111,7 @@ MetricsByServer = Mapping[str, MetricNames]
 
 @functools.cache
 def _sample(prefix_pattern: str) -> re.Pattern[str]:
-    labels = r'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?'  # an exemplar has some of its own
+    labels = r'(?:\{((?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?'  # an exemplar has some of its own
     return re.compile(rf"^{prefix_pattern}(\w+){labels}[ \t]+(\S+)", re.MULTILINE)
 
 

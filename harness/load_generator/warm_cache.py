@@ -67,7 +67,8 @@ def given_prompts(workload: Workload, options: HttpOptions) -> Mask:
 
 def repeated_prompts(workload: Workload, options: HttpOptions) -> int:
     """Number of requests whose given prompt another one of the workload has had before."""
-    rows = np.flatnonzero(given_prompts(workload, options)).tolist()
+    new = given_prompts(workload, options) & (workload.follows < 0)  # others continue an answer
+    rows = np.flatnonzero(new).tolist()
     texts = workload.texts or [None] * len(workload)
     bodies = workload.bodies or [None] * len(workload)
     return len(rows) - len({hash((texts[row], repr(bodies[row]))) for row in rows})

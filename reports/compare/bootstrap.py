@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.rate_windows import per_second
 from ...harness.results.request_figures import SHARES, RequestFigure, Statistic
 from .results import RunSample
 
@@ -100,13 +99,12 @@ def replicate_figures(
 ) -> Floats:
     """The figures of resampled runs, (metrics, replicates); `counts` as `draw_counts` makes them.
 
-    The window of arrivals stays as it is: rates vary by what is counted in it. A makespan is drawn
-    as well, as the sum of the times from one end of a request to the next.
+    The window of a rate is drawn as well, as the sum of the times from one arrival to the next, or
+    in a makespan from one end of a request to the next.
     """
     blocks = counts.shape[1]
     edges = np.linspace(0, len(sample), blocks + 1).round().astype(np.int64)
     rows = np.repeat(np.arange(blocks), np.diff(edges))
-    drawn = counts @ np.diff(edges).astype(np.float64)
     figures = np.full((len(metrics), counts.shape[0]), math.nan)
     for of_requests in dict.fromkeys(metric.of_requests for metric in metrics):
         values = of_requests(sample.requests).astype(np.float64)
@@ -115,21 +113,22 @@ def replicate_figures(
         figures[places] = _resampled(values, rows, counts, statistics)
         for position in places:
             if metrics[position].statistic in ("sum", "count"):
-                seconds = metrics[position].seconds(sample.window)
-                if metrics[position].per and seconds > sample.window.arrivals_s:
-                    with np.errstate(invalid="ignore", divide="ignore"):
-                        figures[position] /= counts @ _makespan_parts(sample, rows, blocks)
-                else:
-                    figures[position] *= per_second(len(sample), seconds) / drawn
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    figures[position] /= counts @ _seconds(sample, metrics[position], rows, blocks)
     return figures
 
 
-def _makespan_parts(sample: RunSample, rows: Ints, blocks: int) -> Floats:
-    """The part of the makespan in each block: the times from the ends before to its requests'."""
-    ends_s = sample.requests.records.finish_s
-    order = np.argsort(ends_s)[: np.isfinite(ends_s).sum()]
-    last_s = ends_s[order[-1:]]
-    between_s = np.diff(ends_s[order], prepend=last_s - sample.window.makespan_s)
+def _seconds(sample: RunSample, metric: RequestFigure, rows: Ints, blocks: int) -> Floats:
+    """The part of each block in what a figure is divided by: the times from the arrivals before to
+    its requests', or from the ends before. Its part of the requests where it is no rate.
+    """
+    if not metric.per:
+        return np.bincount(rows, minlength=blocks) / len(sample)
+    seconds, records = metric.seconds(sample.window), sample.requests.records
+    moments_s = records.finish_s if seconds > sample.window.arrivals_s else records.arrival_s
+    order = np.argsort(moments_s)[: np.isfinite(moments_s).sum()]
+    last_s = moments_s[order[-1:]]
+    between_s = np.diff(moments_s[order], prepend=last_s - seconds)
     return np.bincount(rows[order], between_s, blocks).astype(np.float64)
 
 

@@ -62,20 +62,26 @@ def samples_of(level: MatchedRuns, clock: Clock, slo: Slo | None) -> LevelSample
         _seed(cells_a.get(seed), cells_b.get(seed), clock, slo)
         for seed in sorted({*cells_a, *cells_b})
     ]
+    # Goodput divides alike on both sides: by the makespan where one of them has no rate.
+    sides = [side for seed in seeds for side in (seed.a, seed.b) if side is not None]
+    if not all(side.window.offered for side in sides):
+        seeds = [replace(seed, a=_by_makespan(seed.a), b=_by_makespan(seed.b)) for seed in seeds]
     shared = [seed for seed in seeds if seed.a is not None and seed.b is not None]
     paired = bool(shared) and all(seed.same_requests for seed in shared)
     lost = len(seeds) - len(shared) if paired else 0
     return LevelSamples(shared if paired else seeds, shared, paired, lost)
 
 
+def _by_makespan(side: RunSample | None) -> RunSample | None:
+    return side and replace(side, window=replace(side.window, offered=False))
+
+
 def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | None) -> SeedSamples:
     a = None if cell_a is None else cell_a.read()
     b = None if cell_b is None else cell_b.read()
-    # Goodput divides alike on both sides: by the makespan where one of them has no rate.
-    offered = all(side.offered for side in (a, b) if side is not None)
     alone = SeedSamples(
-        a=None if a is None else replace(a, offered=offered).sample(clock, slo),
-        b=None if b is None else replace(b, offered=offered).sample(clock, slo),
+        a=None if a is None else a.sample(clock, slo),
+        b=None if b is None else b.sample(clock, slo),
         requests=0 if b is None else len(b),
     )
     if a is None or b is None:

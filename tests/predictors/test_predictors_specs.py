@@ -258,6 +258,12 @@ def test_expert_fields_of_a_dense_config_are_accepted(folder):
     assert specs.model(path).layers == 32
 
 
+def test_byte_order_mark_of_a_config_is_ignored(folder):
+    file = folder(**LLAMA) / "config.json"
+    file.write_text("\ufeff" + file.read_text("utf-8"), "utf-8")
+    assert specs.model(str(file.parent)).layers == 32
+
+
 def test_file_that_is_no_config_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="no such file"):
         specs.model(tmp_path)

@@ -468,6 +468,10 @@ def test_turns_of_a_mooncake_trace_follow_each_other(tmp_path):
     orphan = '{"session_id": "c", "input_length": 1, "output_length": 1}\n'
     with pytest.raises(FileFormatError, match=r"no line before it .*line 4"):
         read(stored(tmp_path, text + orphan))
+    with pytest.raises(FileFormatError, match=r"input_length must be a number but is True.*line 4"):
+        read(
+            stored(tmp_path, text + '{"timestamp": 1, "input_length": true, "output_length": 1}\n')
+        )
     bailian = '{"timestamp": 1, "chat_id": 3, "input_length": 1, "output_length": 1}\n'
     with pytest.raises(FileFormatError, match="some lines have chat_id: give --format bailian"):
         read(stored(tmp_path, text + bailian))

@@ -151,13 +151,13 @@ class FileTable:
     def _convert(self, name: str, cells: list[Any]) -> Floats:
         try:
             values = np.array(cells, dtype=np.float64)
-            if values.ndim == 1:  # lists make more
+            if values.ndim == 1 and bool not in set(map(type, cells)):  # lists make more
                 return values
         except (TypeError, ValueError, OverflowError):
             pass
         for row, cell in enumerate(cells):
             try:
-                float(cell)
+                float(str(cell) if isinstance(cell, bool) else cell)
             except (TypeError, ValueError, OverflowError):
                 raise self.fail(row, f"{name} must be a number but is {cell!r:.40}") from None
         raise self.fail(0, f"{name} must hold numbers")

@@ -216,6 +216,7 @@ class _Reader:
         self._texts: list[str] = []
         self._contents: list[str] = []
         self._done = False
+        self._has_deltas = False
         self._finish = ""
         self._stop = ""
         self._shape: Shape | None = None
@@ -391,6 +392,7 @@ class _Reader:
         listed = 1 if shape.middle[1] >= 0 else -1
         self._events.take(run.middles, shape.choice, listed)
         self._events.reasons |= shape.reasons
+        self._has_deltas |= b'"message":' not in shape.before
         if self._keep_text:
             text = "".join([text for text, _ in run.middles])
             self._texts.append(text)
@@ -437,7 +439,9 @@ class _Reader:
         """Read an event that has no fault, and make a shape of it if it can have one."""
         n_contents = len(self._contents)
         for message in plain.messages:
-            if message.finish and self._events and "message" in message.choice:
+            if message.choice.get("delta") or "message" not in message.choice:
+                self._has_deltas |= message.counts
+            elif message.finish and self._has_deltas:
                 message = message._replace(shown=_NOTHING, counts=False)  # the whole again
             self._choice(message, time_s)
         has_usage = self._usage(plain.payload)

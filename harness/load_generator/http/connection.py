@@ -22,10 +22,11 @@ import httptools
 from ....workloads.masking import masked
 from .endpoint import Endpoint
 from .faults import RequestFault, connect_detail, connect_fault
-from .heartbeats import has_data_since, is_comment
+from .heartbeats import has_data_since, is_comment, is_end
 
 NOT_YET_S = float("nan")
-_CLOSE_LIMIT_S = 2.0
+CLOSE_LIMIT_S = 2.0
+_LAST_CHUNK_LIMIT_S = 0.05  # after the end of an answer for which other requests wait
 MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
 
 # How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
@@ -33,6 +34,7 @@ MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens ha
 _END = b"\r\n0\r\n\r\n"
 # The same with an extension or with trailers after it (RFC 9112, 7.1.2), at the end of what came.
 _LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
+_PERHAPS_ENDS = (b"\r\n\r\n", b"]\n\n\r\n")  # of the last chunk, and of [DONE]
 _MOST_TRAILER_BYTES = 8 << 10
 _MOST_HEADER_BYTES = 200
 # Headers that say what an answer is if it is no stream of events.
@@ -131,7 +133,7 @@ class Connection(asyncio.Protocol):
             self._keep(data)
             n_bytes = len(data)
             self._left_bytes -= n_bytes
-            if n_bytes < 4 or data.endswith(b"\r\n\r\n") or self._left_bytes < 0:
+            if n_bytes < 4 or data.endswith(_PERHAPS_ENDS) or self._left_bytes < 0:
                 self._look_for_end(now_s)
             return
         exchange = self.exchange
@@ -151,6 +153,21 @@ class Connection(asyncio.Protocol):
             self._too_long(exchange)
         elif _is_whole(exchange):
             self._end(exchange, now_s, stays=self._stays)
+        else:
+            self._end_soon(exchange)
+
+    def _end_soon(self, exchange: Exchange) -> None:
+        """Where requests wait for an answer that said its end, wait no longer for the last chunk
+        than they can.
+        """
+        if exchange.waited_for and exchange.pieces and is_end(exchange.pieces[-1]):
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LAST_CHUNK_LIMIT_S, self._end_open, exchange)
+
+    def _end_open(self, exchange: Exchange) -> None:
+        """End an exchange that has no last chunk after its answer said its end."""
+        if self.exchange is exchange:
+            self.break_off(RequestFault.STALLED, "no last chunk")
 
     def _begin_stream(self, exchange: Exchange, data: bytes, now_s: float) -> bool:
         """Return True if `data` is the start of a chunked answer with its whole head."""
@@ -170,8 +187,7 @@ class Connection(asyncio.Protocol):
         if head_end < len(data):
             exchange.stamps.append(now_s)
             exchange.pieces.append(data[head_end:])
-            if _is_whole(exchange):
-                self._end(exchange, now_s, stays=self._stays)
+            self._look_for_end(now_s)
         return True
 
     def _parse(self, data: bytes, now_s: float) -> None:
@@ -187,6 +203,7 @@ class Connection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
+            self._end_soon(exchange)
         except httptools.HttpParserUpgrade:
             self.break_off(RequestFault.MALFORMED, "the server changes the protocol (status 101)")
         except httptools.HttpParserCallbackError:
@@ -415,8 +432,8 @@ class ConnectionPool:
             exchange = connection.exchange
             if exchange is None:
                 continue
-            if exchange.pieces and exchange.pieces[-1].rstrip().endswith(b"[DONE]"):
-                limit = min(limit_s, _CLOSE_LIMIT_S)
+            if exchange.pieces and is_end(exchange.pieces[-1]):
+                limit = min(limit_s, CLOSE_LIMIT_S)
             elif exchange.sent_s >= now_s - min(limit_s, first_limit_s):
                 continue
             else:
@@ -449,7 +466,7 @@ class ConnectionPool:
             await asyncio.wait(list(self._connecting))
         if self.open:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), _CLOSE_LIMIT_S)
+                await asyncio.wait_for(self._closed.wait(), CLOSE_LIMIT_S)
 
     def lost(self, connection: Connection) -> None:
         """Handle a closed connection."""

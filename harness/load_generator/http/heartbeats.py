@@ -1,13 +1,14 @@
-"""What keeps a stream alive and is no data: comments, pings, events with an empty text."""
+"""What in a stream is no data (comments, pings, events with an empty text), and what ends it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# Comments and pings of a stream of events, with the sizes of their chunks.
+# Comments, pings and events without data of a stream, with the sizes of their chunks.
 _COMMENTS = re.compile(
-    rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+|event: ?ping\r?\n(?:data:[^\r\n]*+)?)?[\r\n]++)++"
+    rb"(?:(?:[0-9A-Fa-f]++\r\n)?"
+    rb"(?::[^\r\n]*+|event: ?ping\r?\n(?:data:[^\r\n]*+)?|data: ?)?[\r\n]++)++"
 )
 # Events that keep a stream alive in the form of an answer: their text is empty.
 _EMPTY_TEXT = re.compile(rb'"delta": ?(?:\{\}|"")|"(?:content|text)": ?(?:""|null)')
@@ -37,3 +38,8 @@ def is_empty(piece: bytes) -> bool:
     if is_comment(piece):
         return True
     return _EMPTY_TEXT.search(piece) is not None and _TEXT.search(piece) is None
+
+
+def is_end(piece: bytes) -> bool:
+    """Return True if a piece ends with the event that ends a stream, and not a text with it."""
+    return piece.rstrip().rpartition(b"\n")[2] in (b"data: [DONE]", b"data:[DONE]")

@@ -9,7 +9,9 @@ from typing import cast
 
 import httptools
 
+from ...load_generator.http.connection import CLOSE_LIMIT_S
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.heartbeats import is_end
 from ..http.http_server import Headers, HttpRequest, Reply, end_to_end
 
 CONNECT_LIMIT_S = 5.0
@@ -132,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self._reply = reply
         self._parser = httptools.HttpResponseParser(self)
         self._begin_head()
-        self._heard = self._framed = self._begun = False
+        self._heard = self._framed = self._begun = self._said_end = False
         if self._lost:
             raise UnreachableError("closed at once")
         self._done = asyncio.get_running_loop().create_future()
@@ -205,7 +207,17 @@ class _Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if self._pieces:
             self._reply.pieces(self._pieces)
+            self._said_end = is_end(self._pieces[-1])
             self._pieces = []
+            if self._said_end:  # perhaps without a last chunk, and open
+                loop = asyncio.get_running_loop()
+                loop.call_later(CLOSE_LIMIT_S, self._end_open, self._done)
+
+    def _end_open(self, done: asyncio.Future[None] | None) -> None:
+        """End an answer that said its end, if it is not whole yet."""
+        if done is self._done:
+            self._stays = False
+            self._finish()
 
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():
@@ -227,7 +239,7 @@ class _Connection(asyncio.Protocol):
             return
         if not self._heard:
             self._fail(ConnectionLostError("closed without an answer"))
-        elif self._begun and not self._framed and exc is None:
+        elif self._said_end or (self._begun and not self._framed and exc is None):
             self._stays = False  # closing is how old servers end a body
             self._finish()
         else:

@@ -150,9 +150,36 @@ def test_whole_answer_at_the_end_of_its_stream_is_no_token():
     last = {"index": 0, "finish_reason": "stop", "message": {"content": " a b c"}}
     pieces = [delta(content=" a"), delta(content=" b"), delta(content=" c")]
     end = b"data: " + json.dumps({"choices": [last], "usage": usage(3)}).encode() + b"\n\n"
-    answer = read_answer(raw(*pieces, end, DONE), keep_text=True)
-    assert list(answer.token_s) == [1, 2, 3]
-    assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
+    named = b'{"id": "x", "created": 1, '  # so that the second answer has the shapes of the first
+    pieces = [piece.replace(b"{", named, 1) for piece in (*pieces, end)]
+    for _ in range(2):
+        answer = read_answer(raw(*pieces, DONE), keep_text=True)
+        assert list(answer.token_s) == [1, 2, 3]
+        assert (answer.text, answer.finish, answer.refuted) == (" a b c", "stop", False)
+        chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, DONE, b"")]
+        assert list(read(*chunks, chunked=True).token_s) == [1, 2, 3]
+
+
+def message(text, finish=None, **more):
+    choice = {"index": 0, "finish_reason": finish, "message": {"content": text}, **more}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [message(" a"), message(" b"), message(" c", "stop")],  # messages in place of deltas
+        [
+            delta(content=" a"),
+            delta(content=" b"),
+            message(" a b c", "stop", delta={"content": " c"}),
+        ],
+        [delta(role="assistant"), message(" a b c", "stop")],  # what the stream had not yet
+    ],
+)
+def test_message_that_repeats_nothing_is_tokens(last):
+    answer = read_answer(raw(*last, DONE), keep_text=True)
+    assert (answer.text, answer.outcome) == (" a b c", Outcome.FINISHED)
 
 
 def test_characters_cut_between_two_events_are_tokens():

@@ -233,6 +233,11 @@ def test_labels_end_before_an_exemplar():
     assert plain == ("b", "", "4")
 
 
+def test_labels_end_with_their_line():
+    text = 'vllm:a{le="0.5 3\nvllm:b{x 1\nvllm:c{d="}"} 4\n' + "vllm:a{\n" * 100_000
+    assert list(KNOWN["vllm"].samples(text)) == [("c", 'd="}"', "4")]
+
+
 def test_a_router_that_is_no_server_has_no_metrics_of_one():
     page = "sglang_router_requests_total 5\nvllm_router:num_requests_total 5\n"
     assert read_text(page, 0.0, {}, KNOWN) is None

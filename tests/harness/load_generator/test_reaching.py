@@ -239,6 +239,7 @@ def test_run_names_the_limit_of_open_files_before_its_level(slo_bench, monkeypat
 
 HEARTBEATS = (
     b": ping\n\n",
+    b"data:\n\n",
     b"event: ping\ndata: {}\n\n",
     b'event: ping\ndata: {"type": "ping"}\n\n',
     b'data: {"choices":[{"delta":{},"finish_reason":null}]}\n\n',
@@ -256,6 +257,13 @@ TOKENS = (
 )
 
 
+def test_stream_ends_with_done_as_an_event_and_not_within_a_text():
+    for end in (b"data: [DONE]\n\n", b"e\r\ndata: [DONE]\n\n\r\n", TOKENS[0] + b"data:[DONE]"):
+        assert heartbeats.is_end(end)
+    for piece in (b'data: {"choices":[{"text":"[DONE]', b'"data: [DONE]', TOKENS[0]):
+        assert not heartbeats.is_end(piece)
+
+
 @pytest.mark.parametrize("piece", HEARTBEATS)
 def test_heartbeats_are_no_data(piece):
     assert heartbeats.is_empty(piece)
@@ -266,7 +274,7 @@ def test_heartbeats_are_no_data(piece):
 def test_tokens_and_ends_are_data(piece):
     assert not heartbeats.is_empty(piece)
     assert not heartbeats.is_empty(HEARTBEATS[0] + piece)
-    assert not heartbeats.is_empty(HEARTBEATS[4] + piece)
+    assert not heartbeats.is_empty(HEARTBEATS[5] + piece)
 
 
 def test_request_that_gets_heartbeats_alone_is_stalled(workload, scripted_server):

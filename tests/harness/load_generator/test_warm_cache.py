@@ -46,6 +46,8 @@ def test_prompts_that_come_again_in_a_run_are_counted(workload):
     load = workload(6, texts=texts, bodies=bodies)
     assert repeated_prompts(load, OPTIONS) == 2  # of rows 3 and 0
     assert repeated_prompts(workload(6), OPTIONS) == 0
+    turns = workload(4, texts=["x", "go on", "y", "go on"], follows=np.array([-1, 0, -1, 2]))
+    assert repeated_prompts(turns, OPTIONS) == 0  # each continues another answer
 
 
 def test_usage_gives_the_share_beyond_the_workload_and_the_chat_template(workload):

@@ -70,15 +70,20 @@ def slower(run):
 
 
 def taken(run, rows):
-    """Some requests of a run, in a window of arrivals that is as much shorter; from one end of a
-    request to the next the makespan lasts as long as it did there.
+    """Some requests of a run; from one arrival to the next the window lasts as long as it did
+    there, and so does the makespan from one end of a request to the next.
     """
     columns = {c.name: getattr(run.requests.records, c.name)[rows] for c in COLUMNS}
-    arrivals_s = run.window.arrivals_s * len(rows) / len(run)
-    ends_s = [*run.requests.records.finish_s]
-    begin_s = max(ends_s) - run.window.makespan_s
-    before_s = [max((e for e in ends_s if e < ends_s[row]), default=begin_s) for row in rows]
-    makespan_s = sum(ends_s[row] for row in rows) - sum(before_s)
+
+    def lasts(moments_s, seconds):
+        begin_s = max(moments_s) - seconds
+        before_s = [
+            max((t for t in moments_s if t < moments_s[row]), default=begin_s) for row in rows
+        ]
+        return sum(moments_s[row] for row in rows) - sum(before_s)
+
+    arrivals_s = lasts([*run.requests.records.arrival_s], run.window.arrivals_s)
+    makespan_s = lasts([*run.requests.records.finish_s], run.window.makespan_s)
     window = RateWindow(arrivals_s, makespan_s - arrivals_s)
     return RunSample(requests_of(Records(**columns), run.requests.met[rows]), window)
 
@@ -204,6 +209,26 @@ def test_throughput_of_one_seed_tells_only_what_its_run_can_tell(gap_s):
     alike = [p(served(k, gap_s), served(1000 + k, gap_s)) for k in range(40)]
     assert np.mean(np.array(alike) < 0.05) <= 0.12
     assert p(served(1, gap_s), served(2, gap_s, seconds=1.6)) < 0.01
+
+
+def test_goodput_of_other_arrivals_tells_only_what_one_run_can_tell():
+    """All requests are in SLO, so that goodput is the rate at which each run's happened to come."""
+    goodput = metrics_named("goodput")
+    differ = 0
+    for trial in range(40):
+        runs = []
+        for seed in (trial, 1000 + trial):
+            arrival_s = np.random.default_rng(seed).exponential(1.0, 200).cumsum()
+            run = served(seed)
+            records = dataclasses.replace(
+                run.requests.records, arrival_s=arrival_s, finish_s=arrival_s + 0.5
+            )
+            requests = requests_of(records, np.ones(200, dtype=np.bool_))
+            runs.append([RunSample(requests, rate_window(arrival_s, records.finish_s))])
+        drawn = resample(*runs, goodput, paired=False, rng=np.random.default_rng(1))
+        draws = drawn.drawn_b[0] - drawn.drawn_a[0]
+        differ += p_value(float(drawn.b[0] - drawn.a[0]), draws) < 0.05
+    assert differ <= 5
 
 
 def test_p_value_of_draws():

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
+from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart, upstream
 from slo_bench.harness.servers.http import http_server
 from slo_bench.harness.servers.http.http_limits import HttpLimits
 from slo_bench.harness.servers.mock import MockConfig
@@ -314,6 +314,27 @@ def test_gateway_cuts_off_the_client_of_a_cut_answer(gateway, framing):
 def test_gateway_passes_an_answer_ended_by_closing(gateway):
     with raw_server(lambda wire: wire.sendall(b"HTTP/1.0 200 OK\r\n\r\nall of it")) as url:
         assert Client(gateway(url)).post("/v1/completions", {})[1] == b"all of it"
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_gateway_ends_an_answer_that_said_its_end_without_a_last_chunk(
+    gateway, monkeypatch, closes
+):
+    monkeypatch.setattr(upstream, "CLOSE_LIMIT_S", 0.1)
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+
+    def answer(wire: socket.socket) -> None:
+        wire.sendall(head + b"e\r\ndata: [DONE]\n\n\r\n")
+        if not closes:
+            wire.recv(1)  # until the gateway closes
+
+    with raw_server(answer) as url:
+        client = Client(gateway(url))
+        for _ in range(2):  # the server is not called down
+            answered, body = client.post("/v1/completions", {})
+            assert (answered.status, body) == (200, b"data: [DONE]\n\n")
 
 
 def test_gateway_cancels_the_request_of_a_disconnected_client(gateway, mocks):
