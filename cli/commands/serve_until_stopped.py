@@ -50,7 +50,11 @@ def parameters_of(options: Sequence[str], system: str = "") -> dict[str, bool | 
 
 
 def stop_on_signals(*numbers: int) -> None:
-    """Raise an exception, so that servers are stopped on exit."""
+    """Raise an exception, so that servers are stopped on exit; also at SIGINT where it is ignored,
+    as in the background of a script, whose `kill -INT` would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        numbers = (*numbers, signal.SIGINT)
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from slo_bench.cli.commands import serve_until_stopped
+from slo_bench.cli.commands.serve_until_stopped import stop_on_signals
 from slo_bench.harness.policies.systems import System, system
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.workloads.errors import SloBenchError
@@ -98,3 +100,18 @@ def test_serve_parameter_may_be_prefixed_with_its_system():
     assert parameters == {"decode_instances": 2, "x": 0.5}
     with pytest.raises(SloBenchError, match="write NAME=VALUE"):
         serve_until_stopped.parameters_of(["x"], "distserve")
+
+
+def test_sigint_ends_a_job_of_a_script_in_the_background():
+    """A shell without job control begins those with SIGINT ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stop_on_signals(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert ended.value.code == 130
