@@ -162,8 +162,8 @@ def test_careful_lines_name_unfitted_and_invalid_cells(make_run):
 @pytest.mark.parametrize(("requests", "seeds"), [(3, 1), (28, 1), (14, 2), (29, 1), (15, 2)])
 def test_rates_of_few_requests_are_told(make_run, requests, seeds):
     cells = combine(read_runs([make_run("few", requests=requests, seeds=seeds)]))
-    told = f"{requests * seeds} requests at a rate: too few to tell 90\xa0% in SLO from all"
-    assert any(line.startswith(told) for line in careful_lines(cells)) == (requests * seeds < 29)
+    too_few = f"{requests * seeds} requests at a rate: too few to tell 90\xa0% in SLO from all"
+    assert any(line.startswith(too_few) for line in careful_lines(cells)) == (requests * seeds < 29)
 
 
 def test_summary_says_measured_of_a_real_server(make_run):

@@ -425,9 +425,9 @@ def test_plan_shows_the_cheapest_on_fitted_step_times_beside_an_unfitted_winner(
     assert shown == [("a10", False), ("a10", False), ("a100-80g", True)]
     (line,) = decided_lines(plan_rows(planned))
     assert line.startswith("cheapest on fitted step times: 2 × a100-80g, 2 × tp1, vllm, 6.00 USD")
-    told = re.search(r"if steps on a10, tp 1, take longer than .* more than (\d+)%: slo", line)
-    assert told is not None
-    assert int(told[1]) == pytest.approx(50, abs=5)  # three times the price; capacities are rough
+    slower = re.search(r"if steps on a10, tp 1, take longer than .* more than (\d+)%: slo", line)
+    assert slower is not None
+    assert int(slower[1]) == pytest.approx(50, abs=5)  # three times the price; capacities are rough
     alone = plan_cheapest(ASKED, load, replace(options, kinds=("a10",)))
     assert decided_lines(plan_rows(alone)) == ["no plan on fitted step times carries the load"]
     fitted = plan_cheapest(ASKED, load, replace(options, kinds=kinds[::2]))
