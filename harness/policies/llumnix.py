@@ -55,11 +55,11 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         up = cluster.up
         if len(up) < MANY:
-            freest, most = -1, -math.inf
+            freest, greatest = -1, -math.inf
             for place, instance in enumerate(up):
-                free = freeness(instance, most)
-                if free > most:
-                    freest, most = place, free
+                free = freeness(instance, greatest)
+                if free > greatest:
+                    freest, greatest = place, free
             return up[freest] if up else HOLD
         bounds = cluster.kept(freeness_bound)
         first = int(bounds.argmax())
