@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from ....workloads.parsing import parse_json
 from .torch_errors import ModelError
 
 
@@ -24,7 +24,7 @@ class Text:
                 raise ModelError(f"{folder}/tokenizer.json cannot be read: {error}") from None
         config = folder / "tokenizer_config.json"
         self._fields: dict[str, Any] = (
-            json.loads(config.read_text("utf-8")) if config.is_file() else {}
+            parse_json(config.read_text("utf-8")) if config.is_file() else {}
         )
         apart = folder / "chat_template.jinja"
         self._template = apart.read_text("utf-8") if apart.is_file() else None

@@ -8,7 +8,6 @@ table `transfers`; the steps that recompute judge the fit of the other steps.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ....predictors.profiles.profile_format import Profile, Source, table_of, wr
 from ....predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
 from ....predictors.specs import ModelSpec, model
 from ....workloads.errors import SloBenchError
+from ....workloads.parsing import parse_json
 from ...engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ...results.engine_logs import meta_path, read_meta
 from ...results.step_log import StepLogContent, logged
@@ -174,7 +174,7 @@ def _settings(
 
 def _dtype(folder: Path) -> str:
     """Dtype of the checkpoint, in which servers compute."""
-    fields = json.loads((folder / "config.json").read_text("utf-8"))
+    fields = parse_json((folder / "config.json").read_text("utf-8"))
     dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     return _DTYPES.get(dtype, "bf16")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ....predictors.speculation import Speculation
 from ....workloads.errors import SloBenchError
+from ....workloads.parsing import parse_json
 from ...core.decisions import UNLIMITED
 from ...core.policy import AnyPolicy, Policy
 from ...core.wire import VLLM_FIELD
@@ -160,7 +161,7 @@ def _most_model_tokens(launch: Launch) -> int | None:
 def _context_tokens(model: str) -> int:
     """Context length in the model folder's config.json; 0 if the model is not a folder."""
     try:
-        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
+        config = parse_json((Path(model) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return 0
     return int(config.get("max_position_embeddings") or 0)

@@ -3,8 +3,10 @@
 import pytest
 
 from slo_bench.harness.experiments.backends.launched import LaunchedBackend
+from slo_bench.harness.experiments.backends.server_profile import _dtype
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.servers.launch.model_names import check_model
+from slo_bench.harness.servers.vllm.vllm_kind import _context_tokens
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -22,6 +24,13 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("model", ["models/tiny", "./models/tiny/", "a.gguf", "org/name"])
 def test_a_folder_with_a_config_a_file_and_a_name_on_a_hub_are_models(here, model):
     check_model(model)
+
+
+def test_config_with_a_byte_order_mark_tells_context_and_dtype(here):
+    fields = '\ufeff{"max_position_embeddings": 4096, "torch_dtype": "float32"}'
+    folder = here / "models" / "tiny"
+    (folder / "config.json").write_text(fields, "utf-8")
+    assert (_context_tokens(str(folder)), _dtype(folder)) == (4096, "fp32")
 
 
 @pytest.mark.parametrize(
