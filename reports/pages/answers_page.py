@@ -14,8 +14,8 @@ _COUNTS = {
     "reasoning?): their TPOT is not known, and meets no bound",
     "silent_openings": "answers opened long before their first text, and their usage counts more "
     "tokens than events: if the server hides reasoning, their TPOT is too short",
-    "refuted_usages": "answers have a usage that is no number or counts fewer tokens than they "
-    "show: their tokens are counted by their events",
+    "refuted_usages": "answers have a usage that is no number, counts fewer tokens than they show "
+    "or their prompt with them: what came is counted",
     "split_token_answers": "answers have fewer tokens by their usage than events with text: a "
     "token is taken to begin where its text does",
     "unreported_outputs": "answers have no usage, and fewer events with text than tokens were "

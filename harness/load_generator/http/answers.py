@@ -62,7 +62,7 @@ class CompletionResult:
     untimed_tokens: float = 0  # that take no part in TPOT, see `token_counts.Counted`
     unsure: bool = False  # whether the number of tokens is not known
     surplus: bool = False  # whether there are more than the request allows
-    refuted: bool = False  # whether the usage is no count, or counts less than is shown
+    refuted: bool = False  # whether the usage is no count, too low, or counts the prompt as well
     silent: bool = False  # whether it opened long before it showed something
     prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
@@ -211,6 +211,7 @@ class _Reader:
         self._keep_text = keep_text
         self._events = TokenEvents()
         self._hidden_tokens = 0  # reasoning, by the usage
+        self._whole = -1  # `total_tokens` of the usage
         self._absurd = ""
         self._no_count = False  # whether a usage has no number of tokens where one should be
         self._texts: list[str] = []
@@ -523,7 +524,8 @@ class _Reader:
             self._absurd = f"usage of {tokens:,} tokens, more than any context holds"
         # Some servers count reasoning beside the completion.
         whole = answer.prompt_tokens + answer.completion_tokens + self._hidden_tokens
-        if self._hidden_tokens and usage.get("total_tokens") == whole:
+        self._whole = _count(usage.get("total_tokens"))
+        if self._hidden_tokens and self._whole == whole:
             answer.completion_tokens += self._hidden_tokens
         if answer.completion_tokens >= 0:
             self._events.total(answer.completion_tokens)
@@ -545,14 +547,17 @@ class _Reader:
         answer.text = "".join(self._texts)
         answer.content = "".join(self._contents)
         answer.finish = self._finish
-        raw = self._raw
-        counted = self._events.count(self._hidden_tokens, raw.body, hides=raw.hides)
+        raw, max_tokens = self._raw, self._raw.most_tokens
+        prompt = self._events.counts_prompt(answer.prompt_tokens, self._whole, max_tokens)
+        beside = answer.prompt_tokens if prompt else 0
+        counted = self._events.count(
+            self._hidden_tokens, raw.body, hides=raw.hides, prompt_tokens=beside
+        )
         answer.token_s, answer.sequences = counted.token_s, counted.sequences
         answer.chunks, answer.untimed_tokens = counted.chunks, counted.untimed_tokens
         answer.unsure, answer.silent = counted.unsure, counted.silent
-        answer.refuted = counted.refuted or self._no_count
-        max_tokens = raw.most_tokens
-        tokens = max(answer.completion_tokens, len(answer.token_s))
+        answer.refuted = counted.refuted or self._no_count or prompt
+        tokens = max(answer.completion_tokens - beside, len(answer.token_s))
         answer.surplus = max_tokens is not None and tokens > max_tokens
         if self._done and answer.fault in _AFTER_END:
             answer.fault, answer.detail = RequestFault.NONE, ""

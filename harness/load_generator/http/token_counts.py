@@ -202,11 +202,29 @@ class TokenEvents:
         """Note the usage so far: tokens in all."""
         self._totals[len(self.times_s)] = tokens
 
-    def count(self, hidden_tokens: int, body: bytes, *, hides: bool = False) -> Counted:
-        """Count the tokens; `hidden_tokens` of the usage are reasoning, if the server says so.
+    def counts_prompt(self, prompt_tokens: int, whole: int, most_tokens: int | None) -> bool:
+        """Whether the usage counts the prompt as part of the answer.
+
+        So it is if without the prompt it fits the events and the bound of the request, and with it
+        exceeds that bound; or if its sum, `whole`, is the answer's, and fits the events exactly.
+        """
+        reported = max(self._totals.values(), default=-1)
+        rest, showing = reported - prompt_tokens, self._showing
+        if prompt_tokens < 1 or not 0 < showing <= rest:
+            return False
+        exceeds = most_tokens is not None and rest <= most_tokens < reported
+        return exceeds or (rest == showing and whole == reported)
+
+    def count(
+        self, hidden_tokens: int, body: bytes, *, hides: bool = False, prompt_tokens: int = 0
+    ) -> Counted:
+        """Count the tokens; `hidden_tokens` of the usage are reasoning, if the server says so, and
+        `prompt_tokens` the prompt.
 
         `hides`: the request asks for reasoning not to be shown.
         """
+        if prompt_tokens:
+            self._totals = {k: max(0, n - prompt_tokens) for k, n in self._totals.items()}
         times_s, showing, n = self.times_s, self._showing, len(self.times_s)
         last = self._totals.get(n, -1)
         plain = showing == n and not self._several

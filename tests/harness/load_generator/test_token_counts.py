@@ -224,6 +224,39 @@ def test_usage_that_is_missing_or_right_is_not_refuted():
     assert not read(*ROWS["running usage of each choice"][0]).refuted
 
 
+@pytest.mark.parametrize(
+    ("reported", "prompt_tokens", "more", "max_tokens", "refuted"),
+    [
+        (15, 12, {}, 3, True),
+        (15, 12, {"total_tokens": 15}, None, True),
+        (17, 12, {}, 6, True),  # several tokens in an event
+        (15, 12, {"total_tokens": 27}, None, False),  # nothing speaks against 15
+        (15, 12, {}, 20, False),
+        (15, 4, {}, 3, False),  # nor do 11 fit the bound
+        (13, 12, {}, 3, False),  # nor 1 the events
+        (15, 0, {}, 3, False),
+    ],
+)
+def test_prompt_within_the_usage_of_the_answer_is_taken_off_and_noted(
+    reported, prompt_tokens, more, max_tokens, refuted
+):
+    texts = [chat(content=f" word {k}") for k in range(3)]
+    events = [*texts, usage(reported, prompt_tokens=prompt_tokens, **more)]
+    answer = read(*events, max_tokens=max_tokens)
+    counted = reported - prompt_tokens if refuted else reported
+    assert (len(answer.token_s), answer.refuted) == (counted, refuted)
+    assert (answer.completion_tokens, answer.unsure) == (reported, False)
+    assert answer.surplus == (not refuted and max_tokens == 3)
+
+
+def test_running_usage_with_the_prompt_counts_as_one_without():
+    events = [
+        sse({"choices": [delta(content=t)], "usage": {"prompt_tokens": 9, "completion_tokens": n}})
+        for t, n in (("a b c", 12), ("d", 13))
+    ]
+    assert figures(read(*events, max_tokens=4)) == pytest.approx((0.1, 0.1, 4))
+
+
 OPENING = [chat(role="assistant", content=""), *[chat()] * 4]  # half a second
 WORDS = [chat(content=" one"), chat(content=" two")]
 
