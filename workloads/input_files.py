@@ -41,18 +41,23 @@ _OTHER_FORMS = (
     (b"BZh", "packed by bzip2", "bzip2 -dc"),
     (b"PK\x03\x04", "a ZIP archive", "unzip -p"),
     (b"PAR1", "a Parquet table", _TO_CSV),
+    (b"\xff\xfe", "text in UTF-16", ""),
+    (b"\xfe\xff", "text in UTF-16", ""),
+    (b"\x1f\x8b", "packed by gzip", ""),  # once more
 )
 FIRST_BYTES = 8  # of a file, by which its form is seen
 
 
-def check_form(path: Path, begin: bytes) -> None:
-    """Raise FileFormatError for a file that is no UTF-8 text by its first bytes; it says what to
-    run.
+def check_form(path: Path, begin: bytes, *, packed: bool) -> None:
+    """Raise FileFormatError for a file that is no UTF-8 text by its first bytes, unpacked where it
+    is `packed` by gzip; it says what to run.
     """
-    if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise FileFormatError(path, None, f"is text in UTF-16; run {to_utf8(path, 'UTF-16')}")
     for magic, form, command in _OTHER_FORMS:
         if begin.startswith(magic):
+            if packed:
+                form, command = f"{form}, within gzip", "gzip -dc"
+            elif not command:
+                raise FileFormatError(path, None, f"is {form}; run {to_utf8(path, 'UTF-16')}")
             out = path.with_suffix(".csv" if command == _TO_CSV else "")
             out = path.with_name(f"{path.name}.txt") if out == path else out
             raise FileFormatError(

@@ -111,6 +111,66 @@ def test_times_of_mooncake_since_1970_have_the_unit_of_their_size(tmp_path, begi
     assert trace.notes == (f"arrival_s is read from timestamp ({unit})",)
 
 
+@pytest.mark.parametrize(("begin", "step_s"), [(1_000_000_123, 0.5), (1_400_000_000, 30)])
+def test_slice_of_a_mooncake_trace_that_begins_after_eleven_days_is_in_ms(tmp_path, begin, step_s):
+    rows = (
+        f'{{"timestamp": {begin + k * 1000 * step_s}, "input_length": 9, "output_length": 1}}\n'
+        for k in range(3)
+    )
+    trace = read(stored(tmp_path, "".join(rows)))
+    assert trace.workload.arrival_s.tolist() == [0, step_s, 2 * step_s]
+
+
+def test_mooncake_times_that_may_be_ms_or_seconds_are_refused_with_both_mends(tmp_path):
+    rows = (
+        f'{{"timestamp": {1_700_000_000 + 500 * k}, "input_length": 9, "output_length": 1}}\n'
+        for k in range(3)
+    )
+    with pytest.raises(FileFormatError) as refusal:
+        read(stored(tmp_path, "".join(rows)))
+    assert "for ms run jq -c '.timestamp -= 1700000000' " in str(refusal.value)
+    assert "for seconds jq -c '.timestamp *= 1000' " in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("1.5e9", "1.500000001e9", "1.500000002e9"),  # all digits are there
+        ("46037", "46038", "46039"),
+        ("46037.5", "46038.5", "46039.5"),  # a request a second
+        ("2026-01-31 12:00:00 UTC", "2026-01-31 12:00:01 UTC", "2026-01-31 12:00:02 UTC"),
+    ],
+)
+def test_times_that_no_spreadsheet_has_changed_are_read(tmp_path, cells):
+    text = "timestamp,ISL,osl\n" + "".join(f"{cell},9,1\n" for cell in cells)
+    trace = read(stored(tmp_path, text))
+    assert trace.workload.arrival_s.tolist() == [0, 1, 2]
+    assert trace.workload.prompt_tokens.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize(("step_s", "noted"), [(1e-4, True), (1000, True), (1, False)])
+def test_a_rate_that_speaks_for_another_unit_is_noted(tmp_path, step_s, noted):
+    text = H + "".join(f"{k * step_s},9,1\n" for k in range(9))
+    notes = read(stored(tmp_path, text)).notes
+    assert any("are the times in another unit?" in note for note in notes) == noted
+
+
+@pytest.mark.parametrize("packed", [b"\x1f\x8bx", b"PAR1", "x".encode("utf-16"), b"BZh"])
+def test_what_is_no_text_within_gzip_is_told_as_what_it_is(tmp_path, packed):
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(packed))
+    with pytest.raises(FileFormatError, match=r"within gzip; run gzip -dc .*trace\.csv\.gz > "):
+        read(path)
+
+
+def test_conversations_of_lmsys_and_wildchat_are_read_and_their_times_noted(tmp_path):
+    turns = [{"role": "user", "content": "How are you"}, {"role": "assistant", "content": "Fine"}]
+    line = json.dumps({"conversation": turns, "timestamp": "2023-04-09T00:02:53"})
+    trace = read(stored(tmp_path, f"{line}\n{line}\n"))
+    assert trace.workload.texts == ["How are you"] * 2
+    assert "not used: timestamp" in trace.notes
+
+
 def test_rows_of_commas_and_columns_without_a_name_are_left_out(tmp_path):
     text = ",arrival_s,prompt_tokens,output_tokens\n0,0,9,1\n1,1,8,2\n,,,\n\n"
     trace = read(stored(tmp_path, text))
@@ -444,7 +504,11 @@ def test_units_hold_for_every_time_and_columns_may_be_swapped(tmp_path):
     [
         ("1700000000 1700000001 x", "timestamp must be a number but is 'x' .*line 4"),
         ("now now now", "timestamp must be a number but is 'now' .*line 2"),
-        ("1999 2000-01-01 2000-01-02", "timestamp must be a time but is '1999' .*line 2"),
+        ("1999 2000-01-01 2000-01-02", "must be a date as 2026-.* but is '1999' .*line 2"),
+        ("31.01.2026T12:00:00 x x", "must be a number or a date as 2026-01-31T12:00:00 but"),
+        ("12:00:00 12:00:01 12:00:02", "must be a number or a date as 2026-"),
+        ("1.767E+12 1.767E+12 1.768E+12", "'1.767E.12' was rounded to more than a second"),
+        ("46037.5 46037.5001 46037.5002", "looks like a day of a spreadsheet: export .*line 2"),
         ("20240101120000 20240101120001 20240101120002", "no time since 1970 .*line 4"),
     ],
 )

@@ -29,6 +29,10 @@ _EPOCH = {"ns": 1e17, "us": 1e14, "ms": 1e11, "s": 1e9}
 _YEAR_2100_S = 4.1e9
 _PART = re.compile(r'(?:"[^"]*"|[^,"])+')  # of the user's word, up to a comma
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_DATE_FORM = "a date as 2026-01-31T12:00:00"
+_SHORTENED = re.compile(r"\d(?:\.(\d*))?e\+?(\d+)", re.IGNORECASE)
+_DAYS = (36526, 73050)  # 2000 and 2100, as spreadsheets count days
+_LEAST_GAP_S = 0.01  # in the mean, where seconds as large as these days are taken for seconds
 
 # The first of them that a table has is taken.
 _NAMES = {
@@ -37,12 +41,12 @@ _NAMES = {
     PROMPT: "input_tokens num_prefill_tokens num_prompt_tokens num_input_tokens prefill_tokens "
     "prompt_token_count prompt_tokens_count input_token_count tokens_prompt tokens_in in_tokens "
     "input_toks context_tokens request_tokens prompt_size input_size prompt_length input_length "
-    "prompt_len input_len",
+    "prompt_len input_len isl",
     OUTPUT: "completion_tokens generated_tokens num_decode_tokens num_output_tokens "
     "num_completion_tokens num_generated_tokens decode_tokens candidates_token_count "
     "output_token_count output_tokens_count tokens_completion tokens_out out_tokens output_toks "
     "response_tokens token_size output_size output_length completion_length "
-    "response_length output_len completion_len",
+    "response_length output_len completion_len osl",
 }
 # Seconds since the request before, where no column tells moments.
 _GAPS = {"interarrival", "inter_arrival", "arrival_gap", "time_delta"} | {
@@ -119,7 +123,7 @@ def words(name: str) -> str:
     """A name as it is compared: "ContextTokens" and "Context tokens" are alike."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_")
-    return plain.rpartition("usage_")[2] or plain
+    return plain.rpartition("usage_")[2].removeprefix("metadata_") or plain
 
 
 def _unit(plain: str) -> tuple[str, str]:
@@ -141,7 +145,11 @@ def roles(names: Iterable[str]) -> dict[str, Column]:
             times.setdefault(head, Column(name, unit))
     by_role: dict[str, Column] = {}
     for role, synonyms in _SYNONYMS.items():
-        among = {**times, **compared} if role == ARRIVAL else compared
+        if role == ARRIVAL:
+            among = {**times, **compared}
+        else:  # ContextTokens in lower case is one word
+            among = {name.replace("_", ""): column for name, column in compared.items()} | compared
+            synonyms = (*synonyms, *(name.replace("_", "") for name in synonyms))
         column = next((among[name] for name in synonyms if name in among), None)
         if column is not None:
             by_role[role] = column
@@ -220,9 +228,15 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
         return table.floats(ARRIVAL), "s"
     if any(_DATE.match(str(cell)) for cell in cells):
         return _moments_s(table, column.name), "dates"
+    for row, cell in enumerate(cells):
+        if isinstance(cell, str) and re.search(r"\d[:/.]\d+[:/.]\d", cell):
+            raise table.fail(
+                row, f"{column.name} must be a number or {_DATE_FORM} but is {cell!r:.40}"
+            )
     values = table.floats(column.name)
     largest = float(values.max())
     unit = column.unit or epoch_unit(largest) or "s"
+    _check_spreadsheet(table, column, values, UNITS[unit])
     if not column.unit and largest >= _EPOCH["ms"] and largest / UNITS[unit] > _YEAR_2100_S:
         raise table.fail(
             int(values.argmax()),
@@ -238,6 +252,26 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
     return values / UNITS[unit], unit
 
 
+def _check_spreadsheet(table: FileTable, column: Column, values: Floats, per_s: float) -> None:
+    """Raise FileFormatError for times that a spreadsheet has rounded, or writes as days."""
+    shortened = [_SHORTENED.fullmatch(str(cell).strip()) for cell in table.cells(column.name)]
+    digits = [10.0 ** (int(m[2]) - len(m[1] or "")) for m in shortened if m is not None]
+    if len(digits) == len(shortened) and min(digits) > per_s:
+        raise table.fail(
+            0,
+            f"{column.name} {table.cells(column.name)[0]!r:.40} was rounded to more than a second, "
+            "as spreadsheets do: export its cells as numbers without decimals",
+        )
+    low, high = values.min(), values.max()
+    days = _DAYS[0] <= low < high < _DAYS[1] and (values % 1 != 0).any()
+    if days and not column.unit and (high - low) / len(values) < _LEAST_GAP_S:
+        raise table.fail(
+            0,
+            f"{column.name} {low:.15g} looks like a day of a spreadsheet: export its cells as "
+            f"2026-01-31 12:00:00, or give --columns {ARRIVAL}={column.name}:s for seconds",
+        )
+
+
 def epoch_unit(value: float) -> str:
     """The unit of a time since 1970, by its size; empty where it is too small for one."""
     return next((unit for unit, low in _EPOCH.items() if value >= low), "")
@@ -247,7 +281,7 @@ def _moments_s(table: FileTable, name: str) -> Floats:
     """Dates and times, in UTC or with their zone, as seconds from the earliest."""
     for row, cell in enumerate(table.cells(name)):
         if not _DATE.match(str(cell)):
-            raise table.fail(row, f"{name} must be a time but is {cell!r:.40}")
+            raise table.fail(row, f"{name} must be {_DATE_FORM} but is {cell!r:.40}")
     try:
         seconds = table.times_s(name)
     except FileFormatError:
@@ -256,7 +290,7 @@ def _moments_s(table: FileTable, name: str) -> Floats:
             try:
                 moment = datetime.fromisoformat(str(cell).strip())
             except ValueError:
-                raise table.fail(row, f"{name} must be a time but is {cell!r:.40}") from None
+                raise table.fail(row, f"{name} must be {_DATE_FORM} but is {cell!r:.40}") from None
             stamps.append(moment.timestamp() if moment.tzinfo else _as_utc(moment))
         seconds = np.array(stamps)
     since: Floats = seconds - seconds.min()

@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import numpy as np
@@ -85,11 +86,34 @@ def timed_jsonl(
             arrival = table.floats(_TIMED[0])
             kept = served(prompt_tokens, output_tokens, table)
         first = float(np.min(arrival))
-        read_as = epoch_unit(first) or unit
+        read_as = _timed_unit(table, arrival, unit)
         table = replace(table, notes=(f"arrival_s is read from {_TIMED[0]} ({read_as})",))
         return in_order(table, (arrival - first) / UNITS[read_as], values, kept)
 
     return read_timed
+
+
+def _timed_unit(table: FileTable, arrival: Floats, unit: str) -> str:
+    """The unit of times that are in `unit`, or since 1970 in the unit of their size.
+
+    Raises:
+        FileFormatError: they may be ms of a long trace, or seconds since 1970 of few requests.
+    """
+    first = float(np.min(arrival))
+    read_as = epoch_unit(first) or unit
+    if unit != "ms" or read_as != "s":
+        return read_as
+    if first < _YEAR_2015_S:  # 12 to 16 days
+        return unit
+    if np.ptp(arrival) > len(arrival):
+        change = f"jq -c '.{_TIMED[0]} %s' {quote(str(table.path))} > {quote(table.path.stem)}.new"
+        raise FileFormatError(
+            table.path,
+            None,
+            f"{_TIMED[0]}s from {first:.15g} on may be ms of a trace or seconds since 1970; for ms "
+            f"run {change % f'-= {first:.15g}'}, for seconds {change % '*= 1000'}",
+        )
+    return read_as
 
 
 def _turns(table: FileTable) -> tuple[Floats, Ints]:
@@ -116,6 +140,7 @@ def _turns(table: FileTable) -> tuple[Floats, Ints]:
 
 
 _TIMED = ("timestamp", "input_length", "output_length")
+_YEAR_2015_S = 1_420_070_400
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # `request_type` 2 generates, an answer has `token_size` tokens; `batch_size` is 1.
 SPLITWISE = ("request_type", "application_id", "arrival_timestamp", "prompt_size", "token_size")
@@ -321,6 +346,7 @@ _FORMATS = (
         "keys",
         ("conversations",),
     ),
+    Format("conversation", read_conversations, "LMSYS, WildChat", "keys", ("conversation",)),
     Format("messages", read_conversations, "chats, a JSON object a line", "keys", ("messages",)),
     Format("alpaca", read_json_array, "Alpaca, a JSON array"),
     Format("vllm-log", read_vllm_log, "vLLM's log of requests", "log", ("vllm",)),

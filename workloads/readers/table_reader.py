@@ -27,6 +27,7 @@ from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
 
 NAMED_COLUMNS = 6  # of those that are not used
+_USUAL_RPS = (0.005, 2000.0)  # others are more often times that were taken for another unit
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -41,16 +42,13 @@ def lines(path: Path) -> Iterator[str]:
     check_input(path)
     try:
         with path.open("rb") as raw:
-            begin = raw.read(FIRST_BYTES)
-        check_form(path, begin)
-        packed = begin.startswith(b"\x1f\x8b")
-        with (
-            open_bounded(path, packed=packed) as unpacked,
-            io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as text,
-        ):
-            for line in text:
-                number += 1
-                yield line
+            packed = raw.read(2) == b"\x1f\x8b"
+        with open_bounded(path, packed=packed) as unpacked:
+            check_form(path, unpacked.peek(FIRST_BYTES), packed=packed)
+            with io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as text:
+                for line in text:
+                    number += 1
+                    yield line
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
         place = f"after line {number}" if number else "at its beginning"
@@ -168,7 +166,10 @@ class FileTable:
         Raises:
             FileFormatError: a cell is no date and time.
         """
-        cells = [str(cell).removesuffix("Z").removesuffix("+00:00") for cell in self.cells(name)]
+        cells = [
+            str(cell).removesuffix("Z").removesuffix("+00:00").removesuffix(" UTC")
+            for cell in self.cells(name)
+        ]
         try:
             stamps = _moments(cells)
         except ValueError:
@@ -377,6 +378,8 @@ def in_order(
     span_s = float(arrival_s[order[-1]] - arrival_s[order[0]])
     if span_s > MOST_S:
         raise table.fail(int(order[-1]), too_late(span_s))
+    if span_s and not _USUAL_RPS[0] < (rate_rps := len(order) / span_s) < _USUAL_RPS[1]:
+        notes = (*notes, f"{rate_rps:.3g} req/s in the mean: are the times in another unit?")
     if (np.diff(order) < 0).any():
         notes = (*notes, "the rows were not in order of arrival and have been sorted")
     notes = (*table.notes, *notes, *table.unused())

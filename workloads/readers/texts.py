@@ -20,12 +20,12 @@ from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
 from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
 from ..workload import Workload
-from .columns import OUTPUT, PROMPT, Column, roles
+from .columns import ARRIVAL, OUTPUT, PROMPT, Column, roles
 from .table_reader import FileTable, WorkloadTrace, lines, objects, parse_object, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
-_CONVERSATION = ("conversations", "messages")
+_CONVERSATION = ("conversations", "messages", "conversation")
 _SYSTEM, _HUMAN = ("system", "developer"), ("human", "user")
 _NO_ANSWER = (*_SYSTEM, *_HUMAN, "tool", "function", "observation")
 _CALLS_OF_TOOLS = ("tool_calls", "function_call")
@@ -150,6 +150,8 @@ def _exchanges(path: Path, items: Sequence[tuple[str, Any]]) -> WorkloadTrace:
     notes = [f"{left_out} of {len(items)} entries without a first prompt and answer left out"]
     notes = notes if left_out else []
     parts = sorted({part for _, item in items for part in _unread_parts(item)})
+    if arrival := roles(items[0][1]).get(ARRIVAL):
+        notes.append(f"not used: {arrival.name}")
     if parts:
         notes.append(f"not used: {', '.join(parts)} of messages")
     return rows.trace(path, tuple(notes))
