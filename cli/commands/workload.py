@@ -184,7 +184,7 @@ def fetch(
 def _print_histograms(workload: Workload) -> None:
     from ..output.console import print_lines, terminal
 
-    width = max(20, min(terminal().width, 100) - 26)
+    width = max(10, min(terminal().width, 100) - 26)
     for title, column in (
         ("prompt tokens", workload.prompt_tokens),
         ("output tokens", workload.output_tokens),

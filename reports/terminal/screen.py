@@ -143,6 +143,9 @@ def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int)
         hidden.insert(0, columns[place].head)
         shown.remove(place)
     sizes = dict(zip(shown, widths, strict=True))
+    if sum(widths) + _GAP * (len(widths) - 1) > width:
+        yield from _as_lists([columns[place].head for place in shown], groups, shown, width)
+        return
 
     def line(texts: Mapping[int, str], styles: Mapping[int, str]) -> Text:
         parts = []
@@ -176,6 +179,22 @@ def _table_lines(columns: Sequence[Column], groups: Sequence[Group], width: int)
                 yield line(texts, styles)
     if hidden:
         yield _line((f"not shown in {width} columns: {', '.join(hidden)}", "dim"))
+
+
+def _as_lists(
+    heads: Sequence[str], groups: Sequence[Group], shown: Sequence[int], width: int
+) -> Iterator[Text]:
+    """The rows of a table that has no room, one below the other: a cell a line, after its head."""
+    indent = min(_longest(heads) + _GAP, width // 2)
+    for group in groups:
+        if group.head:
+            yield from _paragraph(group.head, width, style="underline")
+        for row in group.rows:
+            yield _line(("─" * width, "dim"))
+            for head, place in zip(heads, shown, strict=True):
+                if cell := " ".join(str(row[place]).split("\n")):
+                    text = f"{head.ljust(indent)} {cell}" if head else cell
+                    yield from _paragraph(text, width, hanging="  ", style=_style(row[place]))
 
 
 def _style(cell: str | Text) -> str:

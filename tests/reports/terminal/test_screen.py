@@ -47,3 +47,17 @@ def test_widest_column_of_words_is_broken_first():
     columns = [Column("a", words=True), Column("b", words=True)]
     rows = [["two words", "some more words than there is room for"]]
     assert printed(Screen((), columns, [Group(rows)]), 30).splitlines()[2].startswith("two words")
+
+
+def test_table_without_room_lists_its_cells_one_below_the_other():
+    columns = [Column("system", words=True), *map(Column, ("in SLO", "goodput of all", ""))]
+    rows = [["vllm", "90.0 %", "1,000,000,000", "a note"], ["edf", "9 %", "2", ""]]
+    screen = Screen((), columns, [Group(rows)])
+    assert max(map(len, printed(screen, 44).splitlines())) <= 44
+    lines = printed(screen, 30).splitlines()
+    assert max(map(len, lines)) <= 30
+    assert lines == [
+        *("─" * 30, "system          vllm", "in SLO          90.0 %"),
+        *("goodput of all  1,000,000,000", "a note"),
+        *("─" * 30, "system          edf", "in SLO          9 %", "goodput of all  2"),
+    ]
