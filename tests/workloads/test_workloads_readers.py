@@ -178,6 +178,18 @@ def test_rows_of_commas_and_columns_without_a_name_are_left_out(tmp_path):
     assert trace.notes == ()
 
 
+@pytest.mark.parametrize("size", [512, 64])
+def test_hashes_of_full_blocks_alone_have_their_block_size(tmp_path, size):
+    lengths = [int(1.2 * size), int(1.9 * size), size] + ([3 * size] if size == 64 else [])
+    rows = (
+        {"timestamp": 0, "input_length": n, "output_length": 1, "hash_ids": [7] * (n // size)}
+        for n in lengths
+    )
+    workload = read(stored(tmp_path, "".join(f"{json.dumps(row)}\n" for row in rows))).workload
+    assert workload.prefix_block_size == size
+    assert [len(blocks) for blocks in workload.prefix_blocks] == [n // size for n in lengths]
+
+
 def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
     workload = read(stored(tmp_path, BAILIAN)).workload
     assert workload.prefix_block_size == 16
@@ -363,7 +375,7 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
             "number from 0 on but is None .*line 3",
         ),
         (
-            '{"timestamp": 1, "input_length": 100, "output_length": 1, "hash_ids": [1, 2, 3]}\n',
+            '{"timestamp": 1, "input_length": 100, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}\n',
             "block size.*line 1",
         ),
         (

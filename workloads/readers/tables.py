@@ -27,6 +27,7 @@ from .table_reader import (
 )
 
 BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
+_USUAL = 6  # of them
 
 
 def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
@@ -157,19 +158,22 @@ def hashed_blocks(table: FileTable, prompt_tokens: Ints) -> dict[str, Any]:
 
 
 def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
-    """The block size under which each prompt has as many hashes as blocks."""
+    """The block size under which each prompt has as many hashes as blocks, or as full ones."""
     hashes = table.cells("hash_ids")
     for row, row_hashes in enumerate(hashes):
         if not isinstance(row_hashes, list) or not all(type(h) is int for h in row_hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
     rows = [row for row in range(len(table)) if hashes[row]]
-    for size in BLOCK_SIZES:
-        if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
-            return size
+    for sizes in (BLOCK_SIZES[:_USUAL], BLOCK_SIZES[_USUAL:]):
+        for up in (True, False):
+            for size in sizes:
+                rest = size - 1 if up else 0
+                if all(len(hashes[row]) == (prompt_tokens[row] + rest) // size for row in rows):
+                    return size
     raise FileFormatError(
         table.path,
         table.line[rows[0]] if rows else None,
-        "hash_ids fit no block size: a prompt of n tokens needs n / block size of them, rounded up",
+        "hash_ids fit no block size: a prompt of n tokens needs n / block size of them, rounded",
     )
 
 
