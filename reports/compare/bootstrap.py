@@ -34,6 +34,8 @@ Ints = NDArray[np.int64]
 REPLICATES = 2000
 MOST_BLOCKS = 256
 FEWEST_BLOCKS = 8
+ENOUGH_SEEDS = 3  # show themselves how much runs differ
+_OF_FEW_SEEDS = 6  # fewest blocks, and so much longer ones: ends of blocks hide some correlation
 _EXACT_ROWS = 4096  # up to this number, each value is a bin of its own
 _COARSE, _FINE = 1024, 512  # bins over everything, and around each quantile asked for
 _STRETCH = 64  # bins looked into at once
@@ -70,14 +72,15 @@ def block_length(values: Floats) -> int:
     return int(max(1, math.ceil(min(best, 3 * math.sqrt(n), n / 3))))
 
 
-def block_count(samples: Sequence[RunSample]) -> int:
-    """Into how many blocks to cut runs of these (equally long) samples."""
+def block_count(samples: Sequence[RunSample], seeds: int = ENOUGH_SEEDS) -> int:
+    """Into how many blocks to cut runs of these (equally long) samples, of so many seeds."""
     lengths = []
     for sample in samples:
         ttft_s = sample.requests.records.ttft_s
         lengths.append(block_length(np.where(np.isnan(ttft_s), np.inf, ttft_s)))
     n = min(map(len, samples))
-    return max(1, min(n, max(FEWEST_BLOCKS, n // max(lengths)), MOST_BLOCKS))
+    fewest, longer = (FEWEST_BLOCKS, 1) if seeds >= ENOUGH_SEEDS else (_OF_FEW_SEEDS,) * 2
+    return max(1, min(n, max(fewest, n // (longer * max(lengths))), MOST_BLOCKS))
 
 
 def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Floats:
@@ -86,6 +89,21 @@ def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Float
     drawn += np.arange(replicates)[:, None] * blocks
     counts = np.bincount(drawn.ravel(), minlength=replicates * blocks)
     return counts.reshape(replicates, blocks).astype(np.float64)
+
+
+def student(drawn: Floats, cuts: Sequence[int], rng: np.random.Generator) -> Floats:
+    """Draws (…, replicates) of runs in so many blocks; of few seeds spread about their mean as
+    Student's t has it, for the spread of few blocks is too small, and hardly known. NaN for a
+    single block.
+    """
+    freedom = sum(cuts) - len(cuts)
+    if not freedom or len(cuts) >= ENOUGH_SEEDS:
+        return drawn if len(cuts) > 1 else np.full_like(drawn, math.nan)
+    known = np.isfinite(drawn)
+    mean = drawn.sum(-1, keepdims=True, where=known) / np.maximum(known.sum(-1, keepdims=True), 1)
+    stretch = np.sqrt(sum(cuts) / rng.chisquare(freedom, drawn.shape[-1]))
+    stretched: Floats = (mean + (drawn - mean) * stretch).clip(0)  # no figure is below
+    return stretched
 
 
 def estimates(sample: RunSample, metrics: Sequence[RequestFigure]) -> Floats:
@@ -249,25 +267,25 @@ def resample(
     requests are drawn again. `paired`: the runs of A and B are the same requests, one by one, and
     the seeds are `picks` (replicates, seeds) where they are given.
     """
-    shared = None
     if paired:
-        cuts = [block_count(pair) for pair in zip(runs_a, runs_b, strict=True)]
+        cuts = [block_count(pair, len(runs_a)) for pair in zip(runs_a, runs_b, strict=True)]
         counts = [draw_counts(n, replicates, rng) for n in cuts]
         if picks is None:
             picks = rng.integers(len(cuts), size=(replicates, len(cuts)))
-        shared = counts, picks
     drawn = []
     for runs in (runs_a, runs_b):
-        if shared is not None:
-            counts, picks = shared
-        else:
-            counts = [draw_counts(block_count([run]), replicates, rng) for run in runs]
+        if not paired:
+            cuts = [block_count([run], len(runs)) for run in runs]
+            counts = [draw_counts(n, replicates, rng) for n in cuts]
             picks = rng.integers(len(runs), size=(replicates, len(runs)))
         figures = [
             replicate_figures(run, metrics, run_counts)
             for run, run_counts in zip(runs, counts, strict=True)
         ]
-        drawn.append(_over_seeds(np.array(figures), picks))
+        over_seeds = _over_seeds(np.array(figures), picks)
+        drawn.append(over_seeds if paired else student(over_seeds, cuts, rng))
+    if paired:
+        drawn = list(student(np.array(drawn), cuts, rng))
     # NaN as soon as one seed has no value, as nothing can stand in for it.
     return Differences(
         a=np.array([estimates(run, metrics) for run in runs_a]).mean(axis=0),

@@ -249,10 +249,7 @@ def compare(
             "workloads of one kind count as noise."
         )
     if min(min(row.seeds_a, row.seeds_b) for row in rows) < 2:
-        notes.append(
-            "one seed: how much another would differ is not seen, and intervals are too narrow "
-            "where a queue builds up; run three or more."
-        )
+        notes.append("one seed: how much another would differ is not seen; run three or more.")
     if clock == "sent" and a.clock != b.clock:
         which = a if a.clock == "sent" else b
         notes.append(
