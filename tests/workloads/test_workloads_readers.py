@@ -375,7 +375,7 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
             "number from 0 on but is None .*line 3",
         ),
         (
-            '{"timestamp": 1, "input_length": 100, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}\n',
+            '{"timestamp": 1, "input_length": 100, "output_length": 1, "hash_ids": [1,2,3,4,5]}\n',
             "block size.*line 1",
         ),
         (
