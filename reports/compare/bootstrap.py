@@ -99,8 +99,8 @@ def student(drawn: Floats, cuts: Sequence[int], rng: np.random.Generator) -> Flo
     freedom = sum(cuts) - len(cuts)
     if not freedom or len(cuts) >= ENOUGH_SEEDS:
         return drawn if len(cuts) > 1 else np.full_like(drawn, math.nan)
-    known = np.isfinite(drawn)
-    mean = drawn.sum(-1, keepdims=True, where=known) / np.maximum(known.sum(-1, keepdims=True), 1)
+    finite = np.isfinite(drawn)
+    mean = drawn.sum(-1, keepdims=True, where=finite) / np.maximum(finite.sum(-1, keepdims=True), 1)
     stretch = np.sqrt(sum(cuts) / rng.chisquare(freedom, drawn.shape[-1]))
     stretched: Floats = (mean + (drawn - mean) * stretch).clip(0)  # no figure is below
     return stretched
@@ -272,17 +272,18 @@ def resample(
         counts = [draw_counts(n, replicates, rng) for n in cuts]
         if picks is None:
             picks = rng.integers(len(cuts), size=(replicates, len(cuts)))
+        seeds = picks
     drawn = []
     for runs in (runs_a, runs_b):
         if not paired:
             cuts = [block_count([run], len(runs)) for run in runs]
             counts = [draw_counts(n, replicates, rng) for n in cuts]
-            picks = rng.integers(len(runs), size=(replicates, len(runs)))
+            seeds = rng.integers(len(runs), size=(replicates, len(runs)))
         figures = [
             replicate_figures(run, metrics, run_counts)
             for run, run_counts in zip(runs, counts, strict=True)
         ]
-        over_seeds = _over_seeds(np.array(figures), picks)
+        over_seeds = _over_seeds(np.array(figures), seeds)
         drawn.append(over_seeds if paired else student(over_seeds, cuts, rng))
     if paired:
         drawn = list(student(np.array(drawn), cuts, rng))
