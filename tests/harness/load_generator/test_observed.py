@@ -18,6 +18,7 @@ from slo_bench.harness.load_generator.server_metrics import (
     MetricNames,
     MetricsSnapshot,
     read_text,
+    snapshot,
 )
 from slo_bench.harness.servers.server_kinds import metrics_by_server
 from slo_bench.predictors.profiles.whole_steps import made_of
@@ -180,8 +181,8 @@ def test_metrics_are_restricted_to_the_chosen_model():
     text = (
         'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 2\n'
     )
-    snapshot = read_text(text, 0.0, {"model_name": "b"}, KNOWN)
-    assert (snapshot.model, snapshot.figures["running"]) == ("b", 2)
+    shot = read_text(text, 0.0, {"model_name": "b"}, KNOWN)
+    assert (shot.model, shot.figures["running"]) == ("b", 2)
     assert read_text(text, 0.0, {"model_name": "c"}, KNOWN) is None
     assert read_text("other_metric 1\n", 0.0, {}, KNOWN) is None
 
@@ -189,9 +190,9 @@ def test_metrics_are_restricted_to_the_chosen_model():
 def test_metrics_of_a_server_with_names_of_its_own_are_read():
     names = {"running": ("busy",), "output_tokens": ("tokens_total",)}
     servers = {**KNOWN, "other": MetricNames(prefix="other_", names=names)}
-    snapshot = read_text("other_busy 3\nother_tokens_total 8\n", 0.0, {}, servers)
-    assert (snapshot.engine, snapshot.kv_usage) == ("other", None)
-    assert snapshot.figures == {"running": 3, "output_tokens": 8}
+    shot = read_text("other_busy 3\nother_tokens_total 8\n", 0.0, {}, servers)
+    assert (shot.engine, shot.kv_usage) == ("other", None)
+    assert shot.figures == {"running": 3, "output_tokens": 8}
     servers["other"] = MetricNames(prefix="other_", names={"output_tokens": ("tokens_total",)})
     assert read_text("other_tokens_total 8\n", 0.0, {}, servers) is None
 
@@ -328,3 +329,12 @@ def test_requests_are_counted_by_their_ends_where_no_histogram_does():
     assert any("e2e_request_latency_seconds" in note for note in server.notes)
     with pytest.raises(SloBenchError, match="neither e2e_request_latency_seconds nor request_succ"):
         observed([without(shot, "e2e") for shot in shots])
+
+
+def test_samples_that_are_no_number_say_nothing():
+    """A gauge of a rank that has not begun made all readings unknown: no request had arrived."""
+    page = OLD_VLLM + 'vllm:num_requests_waiting{engine="1"} NaN\nvllm:num_preemptions_total NaN\n'
+    assert read_text(page, 0.0, {}, KNOWN) == read_text(OLD_VLLM, 0.0, {}, KNOWN)
+    parsed = [("vllm:num_requests_running", {}, 3.0), ("vllm:kv_cache_usage_perc", {}, math.nan)]
+    shot = snapshot(parsed, 0.0, {}, KNOWN)
+    assert (shot.figures, shot.kv_usage) == ({"running": 3.0}, None)
