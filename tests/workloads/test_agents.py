@@ -242,6 +242,28 @@ def test_opentelemetry_spans_of_agents_are_read(tmp_path, convention):
     assert not set(steps[1].blocks) & set(steps[0].blocks)
 
 
+def test_span_around_that_of_its_request_is_no_second_request(tmp_path):
+    """As where a client and its server, or a framework and its library, write spans of a call."""
+    spans = [
+        span("main", "", 0, 20, "invoke_agent"),
+        span("whole", "main", 0, 8, "chat", (150, 30)),  # the sum of two
+        span("first", "whole", 0, 2, "chat", (100, 20)),
+        span("server", "first", 0.1, 2, "chat", (100, 20)),
+        span("second", "whole", 5, 8, "chat", (50, 10)),
+        span("failed", "main", 9, 9.5, "chat", (50, 0)),
+        span("alone", "main", 10, 12, "chat", (70, 7)),
+        span("sub", "alone", 10, 12, "invoke_agent"),  # an agent's requests are its own
+        span("third", "sub", 11, 12, "chat", (8, 1)),
+    ]
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps(otlp(spans)))
+    recorded = read(path)
+    (steps,) = recorded.tasks
+    assert sorted(step.prompt_tokens for step in steps) == [8, 50, 70, 100]
+    assert "1 of 7 requests without tokens left out" in recorded.notes
+    assert "2 spans around the spans of their requests left out" in recorded.notes
+
+
 def test_opentelemetry_spans_of_a_server_keep_their_times(tmp_path):
     """As vLLM writes them with --otlp-traces-endpoint: a trace a request, no operation."""
     spans = []

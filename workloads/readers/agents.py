@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,13 @@ class _Span:
         named = self.attributes.get("gen_ai.operation.name")
         return str(named or _KINDS.get(kind.lower(), kind.lower()))
 
+    @property
+    def calls(self) -> bool:
+        """Whether it is of a request."""
+        if not self.operation:
+            return any(key in self.attributes for key in _TOKENS["in"])
+        return self.operation in _CALLS
+
 
 def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
     """Read spans as tasks, in the order of their traces; as a trace where each is one request.
@@ -294,16 +302,24 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
         root = traces.setdefault(trace, _Agent(span.start_s))
         if span.operation in _AGENTS:
             agents[trace, name] = _Agent(span.start_s)
-    for (trace, name), span in spans.items():
-        here = _enclosing(spans, agents, span) or traces[trace]
-        if (trace, name) in agents:
-            here.items.append(agents[trace, name])
-        elif span.operation in _CALLS or (
-            not span.operation and any(key in span.attributes for key in _TOKENS["in"])
-        ):
-            prompt, output = (_count(path, span, keys) for keys in _TOKENS.values())
-            if prompt and output:
-                here.items.append(_Call(span.start_s, span.end_s, prompt, output))
+    calls = {
+        key: (_count(path, span, _TOKENS["in"]), _count(path, span, _TOKENS["out"]))
+        for key, span in spans.items()
+        if key not in agents and span.calls
+    }
+    served = {key: counts for key, counts in calls.items() if all(counts)}
+    outer = {
+        key
+        for inner in served
+        for key in takewhile(lambda key: key not in agents, _ancestors(spans, spans[inner]))
+        if key in served
+    }
+    for key, span in spans.items():
+        here = next((agents[a] for a in _ancestors(spans, span) if a in agents), traces[key[0]])
+        if key in agents:
+            here.items.append(agents[key])
+        elif key in served and key not in outer:
+            here.items.append(_Call(span.start_s, span.end_s, *served[key]))
     tasks: list[Task] = []
     starts_s: list[float] = []
     for root in traces.values():
@@ -315,24 +331,32 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
         if graph.steps:
             tasks.append(graph.steps)
             starts_s.append(min((item.start_s for item in root.items), default=root.start_s))
+    unserved = len(calls) - len(served)
+    left_out = (
+        *([f"{unserved} of {len(calls)} requests without tokens left out"] if unserved else []),
+        *([f"{len(outer)} spans around the spans of their requests left out"] if outer else []),
+    )
     notes = (
         "models that the spans name are not used; sub-agents are the class subagent",
         "a prompt that is as long as the agent's last prompt and answer begins with them",
+        *left_out,
     )
     _check_some(path, tasks)
     if all(len(task) == 1 for task in tasks):
-        return _trace(path, [task[0] for task in tasks], starts_s)
+        return _trace(path, [task[0] for task in tasks], starts_s, left_out)
     return RecordedTasks(tasks, BLOCK_SIZE, notes)
 
 
-def _trace(path: Path, steps: list[Step], starts_s: list[float]) -> WorkloadTrace:
+def _trace(
+    path: Path, steps: list[Step], starts_s: list[float], notes: tuple[str, ...]
+) -> WorkloadTrace:
     """Single requests as a trace, at their times."""
     values = {
         name: np.array([getattr(step, name) for step in steps], dtype=np.int64)
         for name in ("prompt_tokens", "output_tokens")
     }
     note = "no trace has several requests: they arrive when they did"
-    kept = Kept(np.arange(len(steps)), (note,))
+    kept = Kept(np.arange(len(steps)), (note, *notes))
     return in_order(FileTable(path, {}, [0] * len(steps)), np.array(starts_s), values, kept)
 
 
@@ -347,18 +371,14 @@ def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
     return _Agent(agent.start_s - zero_s, items)
 
 
-def _enclosing(
-    spans: Mapping[tuple[str, str], _Span], agents: Mapping[tuple[str, str], _Agent], span: _Span
-) -> _Agent | None:
-    """The nearest agent above a span."""
+def _ancestors(spans: Mapping[tuple[str, str], _Span], span: _Span) -> Iterator[tuple[str, str]]:
+    """The spans above a span, the nearest first."""
     visited = set()
     key = (span.trace, span.parent)
     while key in spans and key not in visited:
-        if key in agents:
-            return agents[key]
+        yield key
         visited.add(key)
         key = (span.trace, spans[key].parent)
-    return None
 
 
 def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], _Span]]:
