@@ -69,6 +69,9 @@ def unsealed(path: Path, plain: dict[str, Any], inputs: Path | None = None) -> d
         raise FileFormatError(path, None, CHANGED)
     answers = plain.pop(_ASKED, None)
     if answers is not None and inputs is not None and answers != crc32_of_file(inputs):
+        if answers == crc32_of(inputs.read_bytes().replace(b"\r\n", b"\n")):
+            problem = "has Windows line ends, as git's core.autocrlf makes them: write \\n again"
+            raise FileFormatError(inputs, None, problem)
         raise FileFormatError(path, None, f"does not belong to the {inputs.name} in its folder")
     return plain
 

@@ -21,6 +21,7 @@ import httpx
 from ...harness.results.read_run import detail_file, read_table
 from ...harness.results.run_columns import REQUEST_COLUMNS
 from ...workloads.errors import SloBenchError
+from ...workloads.readers.agents import CELL_ATTRIBUTE
 from .cells_export import ExportedCell, ExportedRun, Parameter, exported_run
 
 Json = dict[str, Any]
@@ -110,7 +111,7 @@ def _metrics(run: ExportedRun) -> list[Json]:
     """A gauge for each metric, with a point for each cell."""
     points: dict[str, list[Json]] = {}
     for cell in run.cells:
-        labels = _attributes({"slo_bench.cell": cell.name, **_named(cell)})
+        labels = _attributes({CELL_ATTRIBUTE: cell.name, **_named(cell)})
         for name, value in cell.metrics.items():
             point = {"timeUnixNano": _nanos(run.created_s), "asDouble": value, "attributes": labels}
             points.setdefault(name, []).append(point)
@@ -152,7 +153,7 @@ def _request(run: ExportedRun, key: str, cell: ExportedCell, row: dict[Any, Any]
     attributes: dict[str, Parameter] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
-        "slo_bench.cell": cell.name,
+        CELL_ATTRIBUTE: cell.name,
         "slo_bench.outcome": str(row["outcome"]),
         "slo_bench.slo_met": bool(row["slo_met"]),
     }

@@ -85,9 +85,12 @@ def check_otel(lines, run):
 def test_export_otel_to_a_file(run, tmp_path):
     file = tmp_path / "otel.jsonl"
     assert str(file) in export(run, "otel", str(file))
-    check_otel([json.loads(line) for line in file.read_text().splitlines()], run)
-    again = load_source(file).make()  # as any server's spans
-    assert len(again) == 2 * REQUESTS
+    lines = file.read_text().splitlines()
+    check_otel([json.loads(line) for line in lines], run)
+    with pytest.raises(SloBenchError, match="requests of 2 cells of a run, which came at the same"):
+        load_source(file)
+    file.write_text(lines[0])  # of one cell
+    assert len(load_source(file).make()) == REQUESTS  # as any server's spans
 
 
 def test_export_otel_conforms_to_its_schema(run, tmp_path):

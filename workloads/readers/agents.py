@@ -47,6 +47,7 @@ _TOKENS = {
 }
 # What OpenInference and OpenLLMetry call kinds of spans, in OpenTelemetry's words.
 _KINDS = {"llm": "chat", "agent": "invoke_agent", "workflow": "invoke_workflow"}
+CELL_ATTRIBUTE = "slo_bench.cell"  # of the spans of a run that was exported
 _CONTEXT_BITS = 24  # of a block's number in a task: above them its context
 
 
@@ -296,6 +297,14 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
         FileFormatError: they cannot be read, or there is no request.
     """
     spans = {key: span for document in _objects(path) for key, span in _spans(path, document)}
+    cells = {cell for span in spans.values() if (cell := span.attributes.get(CELL_ATTRIBUTE))}
+    if len(cells) > 1:
+        raise FileFormatError(
+            path,
+            None,
+            f"holds the requests of {len(cells)} cells of a run, which came at the same times: "
+            f"run with --records csv and replay one, requests/{min(map(str, cells))}.csv.gz",
+        )
     traces: dict[str, _Agent] = {}
     agents: dict[tuple[str, str], _Agent] = {}
     for (trace, name), span in sorted(spans.items(), key=lambda entry: entry[1].start_s):
