@@ -41,6 +41,8 @@ _MOST_HEADER_BYTES = 200
 _KEPT_HEADERS = (b"content-type", b"content-encoding", b"retry-after", b"location")
 _TLS_ALERT = b"\x15\x03"  # what a server that speaks TLS answers to plain HTTP
 _SPEAKS_TLS = "the server speaks TLS there: https:// in place of http://"
+_HTTP2_SETTINGS = b"\x04\x00\x00\x00\x00\x00"  # after its length, the first frame of HTTP/2
+_SPEAKS_HTTP2 = "the server speaks HTTP/2 alone there; only HTTP/1.1 is sent"
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # of a stream of events
 
 
@@ -210,6 +212,7 @@ class Connection(asyncio.Protocol):
             raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
             detail = _SPEAKS_TLS if data.startswith(_TLS_ALERT) else f"no HTTP: {error}"
+            detail = _SPEAKS_HTTP2 if data[3:9] == _HTTP2_SETTINGS else detail
             self.break_off(RequestFault.MALFORMED, detail)
 
     def _too_long(self, exchange: Exchange) -> None:

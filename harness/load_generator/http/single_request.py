@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .drive import run_coroutine
 from .endpoint import Endpoint
 from .faults import RequestFault
 from .http_options import request_head
+from .odd_answers import decoded
 
 
 class NoAnswerError(Exception):
@@ -82,7 +84,11 @@ def _answer(
         if unchunked.problem or not unchunked.complete:
             raise NoAnswerError(unchunked.problem or "the chunks do not add up")
         pieces = unchunked.pieces
-    return exchange.status, masked_bytes(b"".join(pieces))
+    body = b"".join(pieces)
+    plain = decoded(exchange.headers, array("d", [0.0]), array("I", [len(body)]), body)
+    if plain.problem:
+        raise NoAnswerError(plain.problem)
+    return exchange.status, masked_bytes(plain.body)
 
 
 async def exchanged(

@@ -50,7 +50,10 @@ ODD = {
     "id: number": (models({"data": [{"id": 5}]}), "is no text"),
     "id: long": (models({"data": [{"id": "a" * 5000}]}), "at most 4096"),
     "no JSON": (ok(b"hello"), "Expecting value"),
-    "compressed": (ok(gzip.compress(b"{}"), b"content-encoding: gzip"), "codec can't decode"),
+    "compressed": (ok(gzip.compress(b"[]"), b"content-encoding: gzip"), "no JSON object"),
+    "compressed otherwise": (ok(b"x", b"content-encoding: br"), "is compressed (br)"),
+    "no gzip": (ok(b"{}", b"content-encoding: gzip"), "is no gzip"),
+    "HTTP/2": (bytes.fromhex("000006040000000000000300000064"), "speaks HTTP/2 alone"),
     "status": (b"HTTP/1.1 abc OK\r\n\r\n", "no HTTP"),
     "101": (
         b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
