@@ -52,6 +52,7 @@ from .results import (
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "none", "unknown"]
 
+_ROUNDED = 1e-9  # of a figure; what clocks that began elsewhere round alone
 _ONE_SLO = "--slo holds both against the same"
 DEFAULT_METRICS = metrics_named(",".join(COMPARED))
 
@@ -313,7 +314,7 @@ def level_rows(
     rows = []
     for index, metric in enumerate(metrics):
         a, b = float(drawn.a[index]), float(drawn.b[index])
-        difference = b - a
+        difference = 0.0 if math.isclose(a, b, rel_tol=_ROUNDED) else b - a
         draws = drawn.drawn_b[index] - drawn.drawn_a[index]
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = draws / drawn.drawn_a[index]

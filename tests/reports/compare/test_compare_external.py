@@ -364,6 +364,17 @@ def test_two_vllm_files_are_compared_in_pairs(tmp_path):
     assert math.isclose(judged.rows[0].difference, judged.rows[0].b - 1.0)
 
 
+def test_figures_that_only_clocks_round_do_not_differ(tmp_path):
+    """Equal latencies were significantly worse by 0.0 %, as sums with the moments of sending."""
+    same = {"ttfts": [0.05] * 60}
+    later = [1e6 + start_s for start_s in vllm()["start_times"]]
+    a = read_results(write(tmp_path / "a.json", vllm(**same)))
+    b = read_results(write(tmp_path / "b.json", vllm(**same, start_times=later)))
+    rows = compare(a, b, metrics=metrics_named("ttft_p50,tpot_p50,e2e_mean")).rows
+    assert [row.verdict for row in rows] == ["none"] * 3
+    assert [row.difference for row in rows] == [0.0] * 3
+
+
 def test_sglang_results_are_read_like_vllms(tmp_path):
     document = vllm()
     for name in ("model_id", "request_throughput", "start_times"):
