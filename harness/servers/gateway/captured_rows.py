@@ -54,8 +54,8 @@ class Exchange:
     end_s: float = 0.0
     outcome: str = "lost"
 
-    def answer(self, *, embeds: bool) -> CompletionResult:
-        """What the server answered, as far as it came."""
+    def answer(self, most_tokens: int | None, *, embeds: bool) -> CompletionResult:
+        """What the server answered, as far as it came; `most_tokens` were allowed."""
         fault = RequestFault.NONE if self.outcome == "ok" else RequestFault.CUT
         body = b"".join(self.pieces)
         stamps, lengths = self.stamps, array("I", map(len, self.pieces))
@@ -63,7 +63,9 @@ class Exchange:
             stamps, lengths = array("d", [self.end_s]), array("I", [0])
         headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in self.headers}
         encoding = {k: v for k, v in headers.items() if k == "content-encoding"}
-        raw = Raw(self.status, fault, "", stamps, lengths, body, embeds, headers=encoding)
+        raw = Raw(
+            *(self.status, fault, "", stamps, lengths, body, embeds, most_tokens), headers=encoding
+        )
         return read_answer(raw, keep_text=True)
 
 
@@ -116,7 +118,8 @@ class CaptureFile:
         request = exchange.request
         body = request.json() or {}
         embeds = request.path.endswith(EMBEDS)
-        answer = exchange.answer(embeds=embeds)
+        most_tokens = next((body[n] for n in _LIMITS if _is_count(body.get(n))), None)
+        answer = exchange.answer(most_tokens, embeds=embeds)
         if exchange.outcome == "ok" and answer.fault is not RequestFault.NONE:
             exchange.outcome = "error"
         row: dict[str, Any] = {
@@ -127,7 +130,7 @@ class CaptureFile:
             "path": _api(request.path),
             "model": self._model(body),
             "stream": bool(body.get("stream")),
-            "max_output_tokens": next((body[n] for n in _LIMITS if _is_count(body.get(n))), None),
+            "max_output_tokens": most_tokens,
             "follows": -1,
             "think_s": 0.0,
         }
@@ -156,7 +159,7 @@ class CaptureFile:
         """Add lengths, the session and blocks of the prompt and the answer."""
         estimated = []
         output = answer.completion_tokens
-        if output < 0:
+        if output < 0 or answer.refuted:
             output = len(answer.token_s)
             if output and not embeds:
                 estimated.append("output_tokens")

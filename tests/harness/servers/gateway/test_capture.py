@@ -372,6 +372,21 @@ def test_file_that_is_there_is_not_overwritten(captured, tmp_path):
         Captured("http://127.0.0.1:1", tmp_path / "capture-0.jsonl")
 
 
+def test_usage_that_counts_the_prompt_too_is_no_output_length(captured):
+    tokens = [{"choices": [{"index": 0, "delta": {"content": f" {k}"}}]} for k in range(3)]
+    usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12}}
+
+    def answer(request: HttpRequest, reply: Reply) -> None:
+        streamed(reply, *tokens, usage)
+
+    with server(answer) as url:
+        capture = captured(url)
+        send(capture.url, CHAT, {"messages": [], "stream": True, "max_tokens": 3})
+        [row] = capture.rows()
+    assert (row["prompt_tokens"], row["output_tokens"]) == (9, 3)
+    assert "output_tokens" in row["estimated"]
+
+
 def test_compressed_answer_passes_as_it_is_and_is_read(captured):
     content = {"choices": [{"text": "x", "finish_reason": "stop"}]}
     usage = {"usage": {"prompt_tokens": 5, "completion_tokens": 7}}
