@@ -183,11 +183,12 @@ def load_source(
     if prompt or output:
         parts = [(prompt or p.prompt, output or p.output, p.weight) for p in lengths.parts]
         lengths = PairLengths(tuple(MixtureComponent(*part) for part in parts))
+    hidden = (f"the file {text} is not read; ./{text} is",) if Path(text).is_file() else ()
     return DrawnSource(
         name=entry.name,
         lengths=lengths,
         origin=entry.origin,
-        notes=(entry.note,),
+        notes=(*hidden, entry.note),
         natural_rate_rps=entry.natural_rate_rps,
         continuations=entry.prefix if talks is None else None,
         **drawn_by,

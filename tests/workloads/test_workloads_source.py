@@ -249,3 +249,12 @@ def test_trace_of_simultaneous_rows_has_no_rate(tmp_path):
 def test_unknown_source_is_an_unknown_name_error():
     with pytest.raises(UnknownNameError, match="path of a trace file works too"):
         load_source("nothing-like-it")
+
+
+def test_file_that_a_catalogue_name_hides_is_noted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sharegpt").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    assert load_source("sharegpt").notes[0] == "the file sharegpt is not read; ./sharegpt is"
+    assert len(load_source("./sharegpt").make()) == 1
+    (tmp_path / "sharegpt").unlink()
+    assert "is not read" not in load_source("sharegpt").notes[0]
