@@ -34,7 +34,7 @@ from ....predictors.server_memory import placed_memory
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
-from ....workloads.base import TaskSource, TraceSource, WorkloadSource
+from ....workloads.base import MixedSource, TaskSource, TraceSource, WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
 from ....workloads.source import load_source
@@ -463,7 +463,9 @@ def file_notes(experiment: ExperimentSchema) -> list[str]:
     """What was taken for what, assumed and left out of each file that requests come from."""
     first = WorkloadSpec.first_of(experiment)
     sources = [source(first.replaced(workload=workload)) for workload in experiment.workload]
-    files = [loaded for loaded in sources if isinstance(loaded, TraceSource | TaskSource)]
+    mixes = [loaded for loaded in sources if isinstance(loaded, MixedSource)]
+    parts = [*sources, *(member.source for mix in mixes for member in mix.members)]
+    files = [part for part in parts if isinstance(part, TraceSource | TaskSource)]
     return [f"{loaded.name}: {note}" for loaded in files for note in loaded.notes]
 
 

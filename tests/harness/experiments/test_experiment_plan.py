@@ -333,6 +333,8 @@ def test_file_notes_say_what_was_read_of_a_trace(tmp_path):
         "t.csv: output_tokens is read from out_tokens",
         "t.csv: not used: who",
     ]
+    mix = Experiment(systems="vllm", workload=f"mix(a={trace}:0.5, b=azure-conv:0.5)", seeds=1)
+    assert file_notes(mix) == file_notes(both)
 
 
 @pytest.mark.parametrize(
