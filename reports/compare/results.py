@@ -188,6 +188,7 @@ class Results:
     `settings` are those of the experiment, None where the file holds none; `unfinished` says in
     words that cells are missing; `left_out` are the cells that are invalid; `failed` says in words
     how many requests failed, empty where none did; `tested` names in lines what was tested.
+    `made_by` is what simulated figures depend on beside settings: version and step times, by name.
     """
 
     name: str
@@ -203,6 +204,7 @@ class Results:
     unfinished: str = ""
     failed: str = ""
     tested: tuple[str, ...] = ()
+    made_by: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, metric: RequestFigure, slo: Slo | None) -> str | None:
         """Why this figure cannot be had here, if it cannot."""
@@ -265,6 +267,11 @@ def run_results(path: Path) -> Results:
             f"{reasons_text(left_out)}."
         )
     settings = Settings.of(_experiment(run), run.environment.get(INPUTS))
+    simulated = bool((table["backend"] == "simulated").any())
+    step_times: Mapping[str, Any] = run.environment.get("step_time") or {}
+    made_by = {"slo-bench": str(run.environment.get("slo_bench"))} | {
+        f"step times of {name}": str(entry.get("provenance")) for name, entry in step_times.items()
+    }
     return Results(
         name=run.name,
         kind="slo-bench",
@@ -273,7 +280,8 @@ def run_results(path: Path) -> Results:
         notes=tuple(notes),
         settings=settings.with_api(table),
         left_out=left_out,
-        simulated=bool((table["backend"] == "simulated").any()),
+        simulated=simulated,
+        made_by=made_by if simulated else {},
         unfinished=run.unfinished,
         failed=failed_text(table),
         tested=tuple(lines_of_settings(run.experiment_toml)),

@@ -1,5 +1,6 @@
 """Run folders against each other: what is matched, what stands in the way, what is said."""
 
+import dataclasses
 import io
 import json
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from slo_bench import __version__
 from slo_bench.reports.compare.comparing import (
     compare,
     judge_comparison,
@@ -390,6 +392,19 @@ def test_comparison_rows_not_stationary_have_their_duration(make):
     assert {row["drifting_after_s"] for row in comparison_json(comparison)["rows"]} == {540.0}
     same = compare(*[read_results(steady)] * 2, metrics=METRICS)
     assert {row["drifting_after_s"] for row in comparison_json(same)["rows"]} == {None}
+
+
+def test_simulations_of_other_versions_and_step_times_are_told(make):
+    """Equal settings of two versions differed without a word of why."""
+    a = read_results(make("a", seeds=1))
+    assert a.made_by["slo-bench"] == __version__
+    (name,) = (name for name in a.made_by if name.startswith("step times of "))
+    assert a.made_by[name]
+    b = dataclasses.replace(a, made_by={"slo-bench": "0.1", name: "roofline"})
+    notes = compare(a, b, metrics=METRICS).notes
+    assert f"slo-bench differs, and with it results: {__version__}; then 0.1." in notes
+    assert f"{name} differs, and with it results: {a.made_by[name]}; then roofline." in notes
+    assert not any("differs, and" in note for note in compare(a, a, metrics=METRICS).notes)
 
 
 def test_comparison_of_one_seed_has_a_note(make):
