@@ -190,6 +190,14 @@ def test_hashes_of_full_blocks_alone_have_their_block_size(tmp_path, size):
     assert [len(blocks) for blocks in workload.prefix_blocks] == [n // size for n in lengths]
 
 
+def test_requests_without_counts_are_left_out_with_a_note(tmp_path):
+    text = "Timestamp (UTC),InputTokens,OutputTokens\n"
+    text += "2026-01-01 00:00:00,9,1\n2026-01-01 00:00:01,9,\n2026-01-01 00:00:02,,\n"
+    trace = read(stored(tmp_path, text + "2026-01-01 00:00:03,8,2\n"))
+    assert trace.workload.arrival_s.tolist() == [0, 3]
+    assert "2 of 4 requests with no output token left out" in trace.notes
+
+
 def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
     workload = read(stored(tmp_path, BAILIAN)).workload
     assert workload.prefix_block_size == 16
@@ -352,7 +360,7 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         (H + "0,0,1\n", "must have a prompt token at least .*line 2"),
         (H + "0,1,0\n", "no request in the trace has an output token .*line 2"),
         (H + "0,1.5,1\n", "whole number but is 1.5 .*line 2"),
-        (H + "0,,1\n", "prompt_tokens must be a number but is '' .*line 2"),
+        (H + "0,,1\n", "must have a prompt token at least .*line 2"),
         (H, "empty"),
         ("", "empty"),
         ("\n\n", "empty"),

@@ -37,7 +37,8 @@ _LEAST_GAP_S = 0.01  # in the mean, where seconds as large as these days are tak
 # The first of them that a table has is taken.
 _NAMES = {
     ARRIVAL: "arrival arrived_at arrival_time arrival_timestamp timestamp request_time start_time "
-    "started_at start created_at created sent_at send_time datetime date_time time ts",
+    "started_at start time_generated created_at created sent_at send_time datetime date_time time "
+    "ts",
     PROMPT: "input_tokens num_prefill_tokens num_prompt_tokens num_input_tokens prefill_tokens "
     "prompt_token_count prompt_tokens_count input_token_count tokens_prompt tokens_in in_tokens "
     "input_toks context_tokens request_tokens prompt_size input_size prompt_length input_length "
@@ -122,7 +123,7 @@ def parse_columns(text: str | None) -> dict[str, Column]:
 def words(name: str) -> str:
     """A name as it is compared: "ContextTokens" and "Context tokens" are alike."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_")
+    plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_").removesuffix("_utc")
     return plain.rpartition("usage_")[2].removeprefix("metadata_") or plain
 
 
@@ -181,7 +182,10 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
         beside = []
         if role == PROMPT and role not in mapping and words(column.name) == "input_tokens":
             beside = [name for name in columns if words(name) in _BESIDE_INPUT]
-            counts = [table.ints(column.name), *(table.ints(name, empty=0) for name in beside)]
+            counts = [
+                table.ints(column.name, empty=0),
+                *(table.ints(name, empty=0) for name in beside),
+            ]
             cells = list(np.sum(counts, axis=0))
             for name in beside:
                 del columns[name]

@@ -44,8 +44,8 @@ def read_table(path: Path, columns: str | None = None) -> WorkloadTrace:
     first = next((line for line in lines(path) if not line.isspace()), "")
     as_read = read_flat_jsonl(path) if first.lstrip().startswith("{") else read_csv(path)
     table = renamed(as_read, parse_columns(columns))
-    prompt_tokens = table.ints("prompt_tokens")
-    output_tokens = table.ints(_lengths(table))
+    prompt_tokens = table.ints("prompt_tokens", empty=0)  # those that failed have none
+    output_tokens = table.ints(_lengths(table), empty=0)
     kept = served(prompt_tokens, output_tokens, table)
     values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     if "request_type" in table:
