@@ -189,7 +189,8 @@ def resumed_in(out: Path | None, resume: bool, kind: str = "folder") -> Path | N
     if not resume:
         return None
     if out is None:
-        raise SloBenchError(f"--resume needs the {kind} to go on with: --out {kind.upper()}")
+        word = "DIR" if kind == "folder" else kind.upper()
+        raise SloBenchError(f"--resume needs the {kind} to go on with: --out {word}")
     if not (out.is_dir() if kind == "folder" else out.is_file()):
         raise SloBenchError(f"there is nothing to resume in {out}: no such {kind}")
     return out
