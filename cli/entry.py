@@ -30,6 +30,7 @@ def main() -> None:
         try:
             run()
         finally:
+            gc.freeze()  # Python collects four times as it ends: nothing is left that would matter
             settle()
             if (lost := lost_output()) is not None:
                 sys.exit(exit_code_of(lost))

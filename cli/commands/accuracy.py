@@ -52,7 +52,7 @@ def accuracy(
     from ..output.console import print_result
     from ..output.progress import counted
 
-    resumed_in(out, resume)
+    resumed_in(out, resume, "file")
     resume_hint = "" if out is None else f"continue with --out {out} --resume"
     with (
         interruptible(resume_hint),

@@ -180,17 +180,20 @@ class HtmlOrJson:
             print_result(text(document), *files, self.html)
 
 
-def resumed_in(out: Path | None, resume: bool) -> Path | None:
-    """Return the folder to resume, or None without --resume.
+def resumed_in(out: Path | None, resume: bool, kind: str = "folder") -> Path | None:
+    """Return the folder (or `kind` "file") to resume, or None without --resume.
 
     Raises:
-        SloBenchError: no folder was named, or there is none of that name.
+        SloBenchError: none was named, or there is none of that name.
     """
-    if resume and out is None:
-        raise SloBenchError("--resume needs the folder to go on with: --out DIR")
-    if resume and out is not None and not out.is_dir():
-        raise SloBenchError(f"there is nothing to resume in {out}: no such folder")
-    return out if resume else None
+    if not resume:
+        return None
+    if out is None:
+        word = "DIR" if kind == "folder" else kind.upper()
+        raise SloBenchError(f"--resume needs the {kind} to go on with: --out {word}")
+    if not (out.is_dir() if kind == "folder" else out.is_file()):
+        raise SloBenchError(f"there is nothing to resume in {out}: no such {kind}")
+    return out
 
 
 def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool | None]:

@@ -461,11 +461,15 @@ def read_csv(
     try:
         with open_bounded(path, packed=path == packed) as content:
             text = content.read().decode("utf-8")
-        reader = csv.reader(io.StringIO(text))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(path, None, problem) from None
-    names = next(reader, [])
+    reader = csv.reader(io.StringIO(text))
+    try:
+        lines = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from None
+    names = lines[0][1] if lines else []
     missing = [name for name in column_names if name not in names and name not in optional]
     if missing:
         raise FileFormatError(
@@ -473,11 +477,9 @@ def read_csv(
         )
     positions = [names.index(name) if name in names else None for name in column_names]
     columns: dict[str, list[str]] = {name: [] for name in column_names}
-    for row in reader:
+    for number, row in lines[1:]:
         if len(row) < len(names):
-            if not row:
-                continue
-            raise FileFormatError(path, reader.line_num, f"has {len(row)} fields, not {len(names)}")
+            raise FileFormatError(path, number, f"has {len(row)} fields, not {len(names)}")
         for name, k in zip(column_names, positions, strict=True):
             columns[name].append("" if k is None else row[k])
     if not columns[column_names[0]]:

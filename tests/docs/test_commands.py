@@ -104,6 +104,10 @@ NOT_RUN = {
     "slo-bench run --workload monday.jsonl --replay-speed 1 --base-url http://127.0.0.1:8000": (
         "the same; tests/harness/servers/launch/test_backends_capture.py"
     ),
+    "slo-bench run --model qwen3-32b --gpu h100-80g --tp 2 --system vllm --rates 1 "
+    "--sweep speculation=ngram:4@measured": (
+        "random weights repeat nothing that ngram proposes: tests/harness/results/test_acceptance.py"
+    ),
     # Not on these machines.
     "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
     "python scripts/swap_speed.py --layers 16 --block-kib 32": (
@@ -200,7 +204,7 @@ def environment(command: str) -> str:
     words = shlex.split(command)
     if "-predictor" in command or words[1].startswith("predict-") or "prediction" in words:
         return "encoder"
-    if "--backend torch" in command or words[1:3] == ["profile", "run"]:
+    if re.search("--backend torch|-torch$", command) or words[1:3] == ["profile", "run"]:
         return "torch"
     if "postgresql" in command or words[0] == "optuna-dashboard":
         return "postgres"
@@ -457,6 +461,8 @@ def typed_for(command: str) -> str:
         return shlex.join(words)  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}
     options = {*words, *(instead[word] for word in words if word in instead)}
+    if "--suite" in words and "--requests" not in options:
+        words = with_settings(words, "--warmup 0")  # else no request is left to measure
     if "--resume" in words:
         options |= {"--requests", "--seeds"}  # the experiment is in the folder
     for option, *value in settings_in(LEFT_OPEN.get(verb, "")):

@@ -95,6 +95,7 @@ def test_profile_header_with_an_error_is_refused(tmp_path, change, problem):
         (("10.5", "fast"), "could not convert"),
         (("10.5", "-1"), "time_us must be from 0 on but is -1.0 (%s, line 2)"),
         (("qkv,16,32,11.25", "qkv,16"), "has 2 fields, not 4 (%s, line 3)"),
+        (("qkv,16,32,11.25", "qkv,\r16,32,1"), "not readable as CSV: new-line character"),
     ],
 )
 def test_profile_table_with_an_error_is_refused_with_its_line(tmp_path, change, problem):

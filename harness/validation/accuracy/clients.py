@@ -152,6 +152,7 @@ _RECIPES = {
     ("vllm", "h100-80g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
     ("vllm", "h200-141g", "gpt-oss-120b", "mxfp4", 0): Server(experts_kernel="marlin"),
 }
+_TRTLLM_SPECULATES = ("2026-01-14", "2026-02-05", "2026-02-06")
 _SAME_RECIPES = {"deepseek-v3": "deepseek-r1"}
 # Recipes before a version. Of MiniMax-M2.5 they turned expert parallelism on in every case (a guard
 # that is always true: github.com/SemiAnalysisAI/InferenceX/pull/966; on H200 with tp 8), on B200
@@ -178,6 +179,33 @@ def server_of(
         if version_numbers(version) < changed:
             return earlier
     return _RECIPES.get((*key, tp)) or _RECIPES.get((*key, 0), Server())
+
+
+def other_setup(
+    engine: str, gpu: str, model: str, weights: str, gpus: tuple[int, int], source: str
+) -> str:
+    """Why a row of InferenceX's is not of the set-up that its table tells; empty: it is.
+
+    Its daily tables hold servers with and without multi-token prediction and do not say which;
+    `perf-changelog.yaml` there tells the recipes that were run on a day (pull/392, 632, 642, 898,
+    943). On 25 March 2026 DeepSeek-R1 ran on B200 with and without; the rows without are in the
+    dumps of the database, which have no others. For four days 512 clients sent ten requests for
+    each sequence that the server was told to hold at once, a number that is lost (mended in
+    pull/310). `gpus`: tp and ep; `source`: a row's `silicon_data_source`.
+    """
+    if (engine, gpu, model) == ("vllm", "h100-80g", "gpt-oss-120b"):
+        several = "silicon_concurrency=512" in source and "measured=2025-12-0" in source
+        return "512 clients, an unknown limit of sequences" if several else ""
+    if "source_file" not in source:
+        return ""
+    speculates = False
+    if (engine, model) == ("trtllm", "deepseek-r1"):
+        speculates = any(f"measured={day}" in source for day in _TRTLLM_SPECULATES)
+    elif (engine, gpu, weights, model) == ("sglang", "b200", "fp8", "deepseek-r1"):
+        speculates = gpus == (8, 1) and "measured=2026-03-25" in source
+    elif (engine, gpu, weights, model) == ("sglang", "b200", "fp8", _QWEN35):
+        speculates = gpus == (4, 1)
+    return "speculative decoding" if speculates else ""
 
 
 def client_of(harness: str, engine: str, version: str) -> Client:

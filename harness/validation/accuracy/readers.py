@@ -17,7 +17,7 @@ from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
 from ..replay.log_replay import latencies_of
-from .clients import AICONFIGURATOR, INFERENCEX, client_of, server_of
+from .clients import AICONFIGURATOR, INFERENCEX, client_of, other_setup, server_of
 from .lmbenchmark import conversations
 from .measurement import (
     CLOSED_LOOP,
@@ -180,7 +180,10 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     cold = (engine, version) == _COLD_TTFT
     # Batches are those of a data-parallel rank: InferenceX's clients (4, 8, 16, ...) over ranks.
     load = ClosedLoop(int(row["batch_size"]) * ranks, int(row["isl"]), int(row["osl"]))
-    harness = _origin(str(row["silicon_data_source"]), load)
+    source = str(row["silicon_data_source"])
+    if why := other_setup(engine, gpu, model, weights, (tp, ep), source):
+        return Skipped(name, why)
+    harness = _origin(source, load)
     client = client_of(harness, engine, version)
     server = server_of(harness, engine, version, gpu, model, weights, tp)
     if server.expert_parallel and spec.experts is not None:

@@ -17,7 +17,12 @@ from slo_bench.harness.validation.accuracy import (
 from slo_bench.harness.validation.accuracy import (
     prediction_errors as errors,
 )
-from slo_bench.harness.validation.accuracy.clients import INFERENCEX, client_of, server_of
+from slo_bench.harness.validation.accuracy.clients import (
+    INFERENCEX,
+    client_of,
+    other_setup,
+    server_of,
+)
 from slo_bench.harness.validation.accuracy.highest_rate import WITHIN, highest_rate
 from slo_bench.harness.validation.accuracy.measurement import (
     Case,
@@ -161,12 +166,12 @@ def test_shipped_measurements_can_be_read():
     dense = [m for m in closed if catalogue_model(m.case.model).is_plain]
     assert len([m for m in dense if m.case.weight_dtype != "nvfp4"]) == 333
     experts = [m for m in closed if catalogue_model(m.case.model).experts]
-    assert len([m for m in experts if m.case.dp == 1]) == 1276
+    assert len([m for m in experts if m.case.dp == 1]) == 1147
     assert len([m for m in experts if m.case.dp > 1]) == 61
     # `tp 8, ep 8` is recorded as tp 64: the same figures stand there twice, under both.
     assert {m.case.tp for m in experts} == {1, 2, 4, 8}
     reasons = {row.reason for row in rows if isinstance(row, Skipped)}
-    assert "disaggregated serving" in reasons
+    assert {"disaggregated serving", SPECULATIVE} <= reasons
     levels = [m for m in measurements if isinstance(m.case.load, OpenLoop)]
     assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
     assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
@@ -175,6 +180,38 @@ def test_shipped_measurements_can_be_read():
     assert cold
     assert all(set(m.measured) == {"tpot_mean"} for m in cold)
     assert len({m.key for m in measurements}) == len(measurements)
+
+
+DAILY = "source_file=2026-04-06.csv; model=M; silicon_concurrency=4; measured="
+SPECULATIVE = "speculative decoding"
+
+
+@pytest.mark.parametrize(
+    ("case", "gpus", "source", "why"),
+    [
+        # tp 4 without expert parallelism ran with multi-token prediction alone (pull/898).
+        ("sglang b200 qwen3.5-397b-a17b fp8", (4, 1), DAILY + "2026-03-20", SPECULATIVE),
+        ("sglang b200 qwen3.5-397b-a17b fp8", (4, 4), DAILY + "2026-03-24", ""),
+        ("sglang b200 qwen3.5-397b-a17b nvfp4", (4, 1), "db-dump/2026-04-27", ""),
+        # Both on one day: only the database's dump says which.
+        ("sglang b200 deepseek-r1 fp8", (8, 1), DAILY + "2026-03-25", SPECULATIVE),
+        ("sglang b200 deepseek-r1 fp8", (8, 1), "db-dump/2026-04-27", ""),
+        ("sglang b200 deepseek-r1 fp8", (4, 1), DAILY + "2026-03-25", ""),
+        ("sglang b200 deepseek-r1 fp8", (8, 1), DAILY + "2025-12-31", ""),
+        ("trtllm h200-141g deepseek-r1 fp8", (8, 8), DAILY + "2026-01-14", SPECULATIVE),
+        ("trtllm h200-141g deepseek-r1 fp8", (8, 8), DAILY + "2026-01-28", ""),
+        ("vllm h200-141g deepseek-r1 fp8", (8, 8), DAILY + "2026-01-14", ""),
+        (
+            "vllm h100-80g gpt-oss-120b mxfp4",
+            (2, 1),
+            "source_file=2026-04-06.csv; silicon_concurrency=512; measured=2025-12-05",
+            "512 clients, an unknown limit of sequences",
+        ),
+        ("vllm h100-80g gpt-oss-120b mxfp4", (2, 1), DAILY + "2025-12-05", ""),
+    ],
+)
+def test_rows_of_another_set_up_than_their_table_tells_are_known(case, gpus, source, why):
+    assert other_setup(*case.split(), gpus, source) == why
 
 
 def test_prediction_does_not_depend_on_the_measured_values(measured_folder):
@@ -364,6 +401,18 @@ def test_interrupted_accuracy_run_is_resumed(measured_folder, tmp_path, monkeypa
     assert [case.engine for case in predicted_cases] == ["sglang"]
     assert [row.engine for row in judged] == ["vllm", "sglang"]
     assert out.read_text().splitlines() == lines
+
+
+def test_accuracy_command_resumes_the_file_of_out(measured_folder, tmp_path, slo_bench):
+    out = tmp_path / "errors.jsonl"
+    words = ("accuracy", str(measured_folder), "--jobs", "1", "--out", str(out))
+    code, _, err = slo_bench(*words, "--resume")
+    assert (code, "no such file" in err) == (2, True)
+    assert slo_bench(*words)[0] == 0
+    whole = out.read_text()
+    out.write_text(whole.splitlines()[0] + "\n")
+    assert slo_bench(*words, "--resume")[0] == 0
+    assert out.read_text() == whole
 
 
 @pytest.mark.slow
