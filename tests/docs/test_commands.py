@@ -106,7 +106,7 @@ NOT_RUN = {
     ),
     "slo-bench run --model qwen3-32b --gpu h100-80g --tp 2 --system vllm --rates 1 "
     "--sweep speculation=ngram:4@measured": (
-        "random weights repeat nothing that ngram proposes: tests/harness/results/test_acceptance.py"
+        "random weights repeat nothing to propose: tests/harness/results/test_acceptance.py"
     ),
     # Not on these machines.
     "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
