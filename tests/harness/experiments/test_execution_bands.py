@@ -106,6 +106,27 @@ def test_probability_of_meeting_needs_no_run_for_what_another_load_decides(cell)
     assert len(speeds) == all_kept
 
 
+def test_probability_of_meeting_needs_no_run_where_runs_of_a_search_decide(cell):
+    spec, workload, result, row = cell
+    at_load = sampled(workload, result)
+
+    def at_speed(speed):
+        raise AssertionError(speed)
+
+    much = [(0.5, at_load), (50.0, at_load)]  # kept under fifty times the load, so by all
+    share = share_that_keeps(spec, workload, result, row, 0.0, at_speed, much)
+    assert share == 1.0
+    speeds = []
+
+    def as_loaded(speed):
+        speeds.append(speed)
+        return workload, result
+
+    little = [(1.0 + 1e-9, at_load)]  # decides nothing of errors that are larger
+    assert share_that_keeps(spec, workload, result, row, 0.0, as_loaded, little) == 1.0
+    assert speeds
+
+
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
     spec, workload, result, row = cell
     from slo_bench.harness.experiments.execution import cell_specs

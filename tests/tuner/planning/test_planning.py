@@ -245,6 +245,19 @@ def test_plan_tries_the_budget_of_the_best_look_first_and_no_budget_behind_it():
     assert len(looks) == 2 * 3  # the budgets with 2 instances, and with 1, which has no chance
 
 
+def test_plan_looks_at_no_other_budget_where_the_first_misses_nothing():
+    lines = []
+    planned = plan_cheapest(
+        ASKED.model_copy(update={"tp": (1,)}),
+        TargetLoad(4, plans=1),
+        PlanOptions(kinds=("l40s",), say=lines.append, runner_of=each_carries_two),
+    )
+    [plan] = planned.plans
+    assert (plan.instances, plan.parameters["max_num_batched_tokens"]) == (2, 2048)
+    looks = [line for line in lines if line.endswith("runs of 1,000") and line.startswith("2 ×")]
+    assert looks == ["2 × vllm on l40s tp1 max_num_batched_tokens=2048 at 4 req/s, runs of 1,000"]
+
+
 def test_plan_refuted_by_long_runs_is_replaced_by_the_next():
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
     planned = plan_cheapest(
