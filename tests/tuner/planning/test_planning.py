@@ -142,6 +142,24 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ("harness.experiments.experiment._version", "9", "this is 9"),
+        ("tuner.planning.deployment_levels.step_times_of", {"a": {}}, "other step times"),
+    ],
+)
+def test_plan_is_not_resumed_with_another_simulator(tmp_path, monkeypatch, place, value, problem):
+    options = PlanOptions(kinds=("l40s",), folder=tmp_path, runner_of=each_carries_two)
+    load = TargetLoad(4, plans=1)
+    first = plan_cheapest(ASKED, load, options)
+    again = replace(options, resume=True)
+    assert plan_cheapest(ASKED, load, again).plans == first.plans
+    monkeypatch.setattr(f"slo_bench.{place}", lambda _: value)
+    with pytest.raises(SloBenchError, match=problem):
+        plan_cheapest(ASKED, load, again)
+
+
 def test_plan_of_a_folder_whose_levels_have_no_runs_is_that_of_a_new_one(tmp_path, short_runs):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     options = PlanOptions(kinds=("l40s",), folder=tmp_path, resume=True)
