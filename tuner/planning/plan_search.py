@@ -22,12 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ...harness.core.records.request_records import Result
 from ...harness.experiments.backends.measuring import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import sampled, share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
-from ...harness.experiments.execution.cells import simulated_figures, workload_of
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
@@ -497,7 +495,7 @@ def with_capacity(
             capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
         )
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target, simulator.samples) if is_simulated else None
+    figures = _figures(spec, target, simulator) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
@@ -516,33 +514,26 @@ class _SamplingSimulator(Simulator):
         return measured
 
 
-def _figures(
-    spec: CellSpec, target: float, samples: Iterable[tuple[float, RequestSample]]
-) -> PlanFigures:
-    """Those of one run as long as the confirming ones; `samples` of runs at other rates tell with
-    it how probable the target is.
+def _figures(spec: CellSpec, target: float, simulator: _SamplingSimulator) -> PlanFigures:
+    """Those of one run as long as the confirming ones; with it, the runs that `simulator` has made
+    at other rates, and short further ones, tell how probable the target is.
     """
-    spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
-    workload = workload_of(spec)
-    simulator = Simulator()
-    result = simulator.measure(spec, workload, None).result
-    row: Row = dict(simulated_figures(spec, workload, result))
+    rate_rps, rows = spec.rate_rps or 0.0, list[Row]()
+    runner = CellRunner(spec, "plan", simulator, lambda _, row: rows.append(row), controlled=False)
+    loaded = [(run_rps / rate_rps, sample) for run_rps, sample in simulator.samples]
+
+    def at_load(factor: float) -> RequestSample:
+        requests = CONFIRM.requests if factor == 1 else SEARCH.requests
+        runner.run(factor * rate_rps, spec.seed + _FRESH_SEEDS, requests)
+        return simulator.samples[-1][1]
+
+    sample, row = at_load(1.0), rows[0]
     columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
     figures = {
         column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
         for column in columns
     }
-
-    def at_speed(speed: float) -> tuple[Workload, Result]:
-        """The run of a server that is faster by a factor: of the same requests, further apart."""
-        arrival_s = workload.arrival_s * speed
-        deadline_s = workload.deadline_s + arrival_s - workload.arrival_s
-        sooner = replace(workload, arrival_s=arrival_s, deadline_s=deadline_s)
-        return sooner, simulator.measure(spec, sooner, None).result
-
-    rate_rps = spec.rate_rps or 0.0
-    loaded = [(run_rps / rate_rps, sample) for run_rps, sample in samples]
-    keeps = share_that_keeps(spec, workload, result, row, target, at_speed, loaded)
+    keeps = share_that_keeps(spec, sample, row, target, at_load, loaded)
     return PlanFigures(**figures, keeps=keeps)
 
 
