@@ -66,6 +66,16 @@ class Formula:
         )
 
 
+class Finite(Formula):
+    """Each instance carries two; its runs can be kept."""
+
+    def __init__(self, spec):
+        super().__init__(spec, defaultdict(lambda: 2.0))
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        return replace(super().run(rate_rps, seed, requests), window_s=1000.0)
+
+
 def each_carries_two(spec):
     return Formula(spec, defaultdict(lambda: 2.0))
 
@@ -141,7 +151,6 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
@@ -150,7 +159,7 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
     ],
 )
 def test_plan_is_not_resumed_with_another_simulator(tmp_path, monkeypatch, place, value, problem):
-    options = PlanOptions(kinds=("l40s",), folder=tmp_path, runner_of=each_carries_two)
+    options = PlanOptions(kinds=("l40s",), folder=tmp_path, runner_of=Finite)
     load = TargetLoad(4, plans=1)
     first = plan_cheapest(ASKED, load, options)
     again = replace(options, resume=True)
@@ -160,6 +169,7 @@ def test_plan_is_not_resumed_with_another_simulator(tmp_path, monkeypatch, place
         plan_cheapest(ASKED, load, again)
 
 
+@pytest.mark.slow
 def test_plan_of_a_folder_whose_levels_have_no_runs_is_that_of_a_new_one(tmp_path, short_runs):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     options = PlanOptions(kinds=("l40s",), folder=tmp_path, resume=True)
