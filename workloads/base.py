@@ -306,7 +306,8 @@ class TraceSource(WorkloadSource):
         if self.trace.has_arrivals:
             if n > size:
                 raise SloBenchError(
-                    f"{self.name} has {size} requests, {n} are requested; lower --requests"
+                    f"{self.name} has {size:,} requests, {n:,} are needed; give a longer trace, or "
+                    "a lower --requests where the command has it (plan has not)"
                 )
             return np.arange(n)
         rounds = [rng.permutation(size) for _ in range(-(-n // size))]

@@ -18,13 +18,13 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..engine.compiled_core import core_is_compiled
 from ..load_generator.load_progress import LoadProgress
 from ..load_generator.machine import cores
+from ..results.run_checkpoint import STEP_TIME
 from ..results.run_folder import (
     CHECKSUMS,
     INPUTS,
     PLANNED,
     PROMPT_SALT,
     RESUMED,
-    STEP_TIME,
     RunFolder,
     check_distinct,
     check_files,
@@ -380,18 +380,22 @@ def environment(
     """
     return {
         **({} if results is None else {"results": results}),
-        "slo_bench": _version("slo-bench"),
+        **simulator_of(planned.step_times()),
         "core": "compiled" if core_is_compiled() else "source",
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: _version(name) for name in _REPORTED_PACKAGES},
         "command": list(command),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        STEP_TIME: planned.step_times(),
         INPUTS: planned.inputs(),
         **_prompt_salt(planned.resolved),
         **_cpu(planned),
     }
+
+
+def simulator_of(step_times: Mapping[str, object]) -> dict[str, object]:
+    """What `check_same_simulator` compares: the version, and where step times come from."""
+    return {"slo_bench": _version("slo-bench"), STEP_TIME: step_times}
 
 
 def _prompt_salt(experiment: ExperimentSchema) -> dict[str, object]:

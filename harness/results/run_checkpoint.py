@@ -14,7 +14,8 @@ from ...workloads.checksums import crc32_of, sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 
-_SETTINGS = "settings_crc32"
+STEP_TIME = "step_time"  # provenance of each placement's; none is simulated
+_SETTINGS, _SIMULATOR = "settings_crc32", "simulator"
 _BLOCK = 4096  # bytes
 
 
@@ -43,6 +44,23 @@ def check_settings(
             difference = f"it has {old!r} where this run has {new!r}"
             problem = f"{holder} holds another experiment: {difference}; {remedy}"
             raise FileFormatError(path, number, problem)
+
+
+def check_same_simulator(path: Path, then: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Compare the version and step times of simulated results (`then`) to those of this command;
+    what is not known of them may be anything.
+
+    Raises:
+        SloBenchError: they differ.
+    """
+    for name in ("slo_bench", STEP_TIME) if now.get(STEP_TIME) else ():
+        if then.get(name, now.get(name)) != now.get(name):
+            versions = f"slo-bench {then.get('slo_bench')}, this is {now.get('slo_bench')}"
+            problem = versions if name == "slo_bench" else "other step times"
+            raise SloBenchError(
+                f"{path} was begun with {problem}: it would mix results of two simulators; "
+                f"{_OTHER_FOLDER}"
+            )
 
 
 @dataclass(frozen=True)
@@ -79,13 +97,24 @@ class Checkpoint:
             raise FileFormatError(self.path, number, problem)
         return record
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record to disk.
+    def check_simulator(self, record: dict[str, Any], simulator: Mapping[str, object]) -> None:
+        """Take the simulator from a record that was read, which must be this one.
+
+        Raises:
+            SloBenchError: it was made by another.
+        """
+        check_same_simulator(self.path, record.pop(_SIMULATOR, {}), simulator)
+
+    def append(
+        self, record: Mapping[str, Any], simulator: Mapping[str, object] | None = None
+    ) -> None:
+        """Write one record to disk; `simulator`: version and step times, where it is simulated.
 
         Raises:
             SloBenchError: it cannot be written.
         """
-        line = sealed({**record, _SETTINGS: crc32_of(self.settings.encode())})
+        made_by = {_SIMULATOR: simulator} if simulator else {}
+        line = sealed({**record, **made_by, _SETTINGS: crc32_of(self.settings.encode())})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:

@@ -32,7 +32,7 @@ from ...workloads.csv_text import csv_bytes, guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
-from .run_checkpoint import check_settings
+from .run_checkpoint import check_same_simulator, check_settings
 
 if sys.platform != "win32":
     import fcntl
@@ -50,7 +50,6 @@ BAND_LEVEL = "band_level"  # share of earlier errors between the ends of a band
 BAND_DRAWS = "band_draws"  # attainment by evenly spaced errors, the fastest first
 INPUTS = "inputs"  # in environment.json: CRC-32 of each file that the experiment reads
 PROMPT_SALT = "prompt_salt"  # in environment.json; unknown where no prompts are sent
-STEP_TIME = "step_time"  # in environment.json: provenance of each placement's; none is simulated
 RESUMED = "resumed"  # in environment.json: the commands that went on
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
@@ -161,7 +160,7 @@ def open_run_folder(
             folder.again = again
             folder.finished, folder.damaged = _finished_rows(path, cells, again)
             if resume and folder.finished:
-                _check_same_simulator(path, environment)
+                check_same_simulator(path, _kept_environment(path) or {}, environment)
             if folder.missing or not (path / "environment.json").is_file():
                 _write_environment(path, merged_environment)
             try:
@@ -207,21 +206,6 @@ def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, obje
     entry = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
     before = first_environment.get(RESUMED)
     return {**first_environment, RESUMED: [*(before if isinstance(before, list) else ()), entry]}
-
-
-def _check_same_simulator(path: Path, environment: Mapping[str, object]) -> None:
-    """Raise SloBenchError if the simulated cells of a folder are of another version."""
-    now, then = environment, _kept_environment(path)
-    if then is None or not now.get(STEP_TIME):
-        return
-    for name in ("slo_bench", STEP_TIME):
-        if then.get(name, now.get(name)) != now.get(name):
-            versions = f"slo-bench {then.get('slo_bench')}, this is {now.get('slo_bench')}"
-            problem = versions if name == "slo_bench" else "other step times (environment.json)"
-            raise SloBenchError(
-                f"{path} was begun with {problem}: its table would mix figures of two simulators; "
-                f"choose another folder with --out (slo-bench report {path} shows what it has)"
-            )
 
 
 def _kept_environment(path: Path) -> dict[str, object] | None:

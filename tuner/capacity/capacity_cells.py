@@ -52,7 +52,9 @@ class Simulator:
     ) -> CellMeasurement:
         """Simulate the cell's workload with its predicted lengths."""
         predicted = predicted_output_tokens(spec, workload)
-        return CellMeasurement(simulated(spec, workload, predicted, progress=progress))
+        kept = self.folder is not None
+        result = simulated(spec, workload, predicted, progress=progress, timeline=kept)
+        return CellMeasurement(result)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """The row of `cells.csv`; without a folder, the figures alone."""

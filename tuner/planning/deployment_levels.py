@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...harness.experiments.execution.cell_specs import CellSpec
+from ...harness.experiments.execution.experiment_plan import step_times_of
 from ...harness.experiments.execution.workers import WorkerPool
+from ...harness.experiments.experiment import simulator_of
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
 from ..capacity.capacity_cells import CellRunner, Simulator
@@ -160,10 +162,11 @@ class Levels:
 
     def __post_init__(self) -> None:
         self._known: dict[str, Verdict] = {}
+        self._earlier: dict[str, dict[str, Any]] = {}  # of the folder, not compared yet
         self._begun: dict[str, Future[Verdict]] = {}
         if self.checkpoint is not None and self.checkpoint.path.exists():
-            self._known = {
-                entry["name"]: _verdict_from_plain(entry["level"])
+            self._earlier = {
+                entry["name"]: entry
                 for entry in self.checkpoint.read()
                 if "samples" in entry["level"]  # else of before 29 November, by other rules
             }
@@ -171,7 +174,8 @@ class Levels:
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
-        if self.pool is not None and line not in self._known and line not in self._begun:
+        has_verdict = line in self._known or line in self._earlier
+        if self.pool is not None and not has_verdict and line not in self._begun:
             self._begun[line] = self.pool.begin(judged, level)
 
     def drop_begun(self) -> None:
@@ -181,8 +185,19 @@ class Levels:
         self._begun.clear()
 
     def verdict(self, level: DeploymentLevel) -> Verdict:
-        """The verdict on a level, which is kept in the folder."""
+        """The verdict on a level, which is kept in the folder.
+
+        Raises:
+            SloBenchError: that of the folder is of another simulator.
+        """
         line = level.line
+        simulator: dict[str, object] = {}
+        if self.checkpoint is not None and line not in self._known:
+            simulator = simulator_of(step_times_of([level.spec]))
+        if (entry := self._earlier.pop(line, None)) is not None:
+            assert self.checkpoint is not None
+            self.checkpoint.check_simulator(entry, simulator)
+            self._known[line] = _verdict_from_plain(entry["level"])
         if line not in self._known:
             self.say(line)
             self.begin(level)
@@ -190,5 +205,5 @@ class Levels:
             level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
             self._known[line] = level_verdict
             if self.checkpoint is not None:
-                self.checkpoint.append({"name": line, "level": asdict(level_verdict)})
+                self.checkpoint.append({"name": line, "level": asdict(level_verdict)}, simulator)
         return self._known[line]

@@ -22,22 +22,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ...harness.core.records.request_records import Result
+from ...harness.experiments.backends.measuring import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.execution.cell_bands import share_that_keeps
+from ...harness.experiments.execution.cell_bands import sampled, share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
-from ...harness.experiments.execution.cells import (
-    predicted_output_tokens,
-    simulated,
-    simulated_figures,
-    workload_of,
-)
 from ...harness.experiments.execution.workers import WorkerPool
+from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import requests_in
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
+from ..capacity.capacity_cells import CellRunner, Ended, Simulator
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import LEAST_SHARES, Budget, Capacity, SearchOptions
 from .deployment_levels import (
@@ -195,7 +191,6 @@ class _Step:
 
 
 _Steps = Generator[_Step, Sequence[Verdict], _Result]
-_Levels = list[tuple[Deployment, DeploymentLevel]]
 
 
 @dataclass
@@ -334,18 +329,19 @@ class PlanSearch:
         """
         least, rate_rps = offer.least_instances, self.load.whole_rps
         light_rps = min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least)
-        if not (yield from _carries(self._levels_of(offer.shapes(least), light_rps, LIGHT), least)):
+        light = self._levels_of(offer.shapes(least), light_rps, LIGHT)
+        if (yield from _first_carrying(light, least)) is None:
             return None
         while count := (yield from self._fewest(offer, least)):
-            for deployment, level in (yield from self._chances(offer, count, count)):
-                if not (yield from _carries([(deployment, level)], count)):
-                    continue
+            refuted: list[Deployment] = []
+            while deployment := (yield from self._carrying(offer, count, count, refuted)):
                 [(_, level)] = self._levels_of([deployment], rate_rps, CONFIRM)
                 [verdict] = yield _Step(count, [level])
                 plan = SizedOffer(**vars(deployment), verdict=verdict)
                 if verdict.carries:
                     return plan
                 self._refuted.append(plan)
+                refuted.append(deployment)
             least = count + 1
         return None
 
@@ -355,22 +351,33 @@ class PlanSearch:
         failing, carrying, count = least - 1, 0, least
         while failing < max_instances and failing + 1 != carrying:
             count = min(max(count, failing + 1), max_instances)
-            chances = yield from self._chances(offer, count, failing + 1)
-            if (yield from _carries(chances, failing + 1)):
+            if (yield from self._carrying(offer, count, failing + 1)):
                 carrying = count
             else:
                 failing = count
             count = (failing + carrying) // 2 if carrying else math.floor(failing * _STEP)
         return carrying
 
-    def _chances(self, offer: Offer, count: int, least: int) -> _Steps[_Levels]:
-        """The levels of a search with `count` instances: the best of a short look first, without
-        those that certainly miss the target in it.
+    def _carrying(
+        self, offer: Offer, count: int, least: int, refuted: Sequence[Deployment] = ()
+    ) -> _Steps[Deployment | None]:
+        """Of `count` instances, those that carry the load in a search and are not `refuted`: the
+        best of a short look first, without those that certainly miss the target in it.
+
+        None looks better than a first one that misses nothing, so that it is searched first.
         """
-        levels = list(self._levels_of(offer.shapes(count), self.load.whole_rps, SEARCH))
-        looks = yield _Step(least, [replace(level, length=LOOK) for _, level in levels])
+        shapes = [shape for shape in offer.shapes(count) if shape not in refuted]
+        levels = list(self._levels_of(shapes, self.load.whole_rps, SEARCH))
+        short = [replace(level, length=LOOK) for _, level in levels]
+        looks = [*(yield _Step(least, short[:1]))]
+        if looks and looks[0].attainment == 1:
+            carrying = yield from _first_carrying(levels[:1], least)
+            if carrying is not None:
+                return carrying
+        looks += yield _Step(least, short[1:])
         ranked = sorted(zip(looks, levels, strict=True), key=lambda pair: -pair[0].attainment)
-        return [level for look, level in ranked if look.high >= self.load.target]
+        chances = [level for look, level in ranked if look.high >= self.load.target]
+        return (yield from _first_carrying(chances, least))
 
     def fewest_for(self, plan: SizedOffer, rates_rps: Sequence[float]) -> tuple[int, ...]:
         """The fewest instances of a plan that carry each rate, the headroom included; 0 for 0.
@@ -433,13 +440,15 @@ class PlanSearch:
                 yield with_capacity(*arguments[place], self.options.runner_of)
 
 
-def _carries(levels: Iterable[tuple[Deployment, DeploymentLevel]], least: int) -> _Steps[bool]:
-    """Whether one of these carries its load; each is simulated when none before it does."""
-    for _, level in levels:
+def _first_carrying(
+    levels: Iterable[tuple[Deployment, DeploymentLevel]], least: int
+) -> _Steps[Deployment | None]:
+    """The first of these that carries its load; each is simulated when none before it does."""
+    for deployment, level in levels:
         [verdict] = yield _Step(least, [level])
         if verdict.carries:
-            return True
-    return False
+            return deployment
+    return None
 
 
 def with_capacity(
@@ -473,8 +482,9 @@ def with_capacity(
     )
     at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
+    simulator = _SamplingSimulator()
     [capacity] = find_capacity(
-        simulated_runner(spec, controlled=True) if is_simulated else runner_of(spec),
+        CellRunner(spec, "plan", simulator, None) if is_simulated else runner_of(spec),
         start_rps=rate_rps,
         options=options,
         neighbours=(rate_rps, max(at_most_rps, rate_rps * _BRACKET)),
@@ -485,30 +495,45 @@ def with_capacity(
             capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
         )
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target) if is_simulated else None
+    figures = _figures(spec, target, simulator) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
-def _figures(spec: CellSpec, target: float) -> PlanFigures:
-    """Those of one run as long as the confirming ones."""
-    spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
-    workload = workload_of(spec)
-    result = simulated(spec, workload, predicted_output_tokens(spec, workload))
-    row: Row = dict(simulated_figures(spec, workload, result))
+@dataclass(frozen=True)
+class _SamplingSimulator(Simulator):
+    """Keeps a sample of the requests of each run, with its rate in req/s."""
+
+    samples: list[tuple[float, RequestSample]] = field(default_factory=list)
+
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        measured = super().measure(spec, workload, progress)
+        sample = sampled(workload, measured.result, spec.warmup_s)
+        self.samples.append((spec.rate_rps or 0.0, sample))
+        return measured
+
+
+def _figures(spec: CellSpec, target: float, simulator: _SamplingSimulator) -> PlanFigures:
+    """Those of one run as long as the confirming ones; with it, the runs that `simulator` has made
+    at other rates, and short further ones, tell how probable the target is.
+    """
+    rate_rps, rows = spec.rate_rps or 0.0, list[Row]()
+    runner = CellRunner(spec, "plan", simulator, lambda _, row: rows.append(row), controlled=False)
+    loaded = [(run_rps / rate_rps, sample) for run_rps, sample in simulator.samples]
+
+    def at_load(factor: float) -> RequestSample:
+        requests = CONFIRM.requests if factor == 1 else SEARCH.requests
+        runner.run(factor * rate_rps, spec.seed + _FRESH_SEEDS, requests)
+        return simulator.samples[-1][1]
+
+    sample, row = at_load(1.0), rows[0]
     columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
     figures = {
         column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
         for column in columns
     }
-
-    def at_speed(speed: float) -> tuple[Workload, Result]:
-        """The run of a server that is faster by a factor: of the same requests, further apart."""
-        arrival_s = workload.arrival_s * speed
-        deadline_s = workload.deadline_s + arrival_s - workload.arrival_s
-        sooner = replace(workload, arrival_s=arrival_s, deadline_s=deadline_s)
-        return sooner, simulated(spec, sooner, predicted_output_tokens(spec, sooner))
-
-    keeps = share_that_keeps(spec, workload, result, row, target, at_speed)
+    keeps = share_that_keeps(spec, sample, row, target, at_load, loaded)
     return PlanFigures(**figures, keeps=keeps)
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ...harness.experiments.execution.cell_specs import CellSpec, WorkloadSpec, source
-from ...harness.experiments.execution.experiment_plan import plan
+from ...harness.experiments.execution.experiment_plan import plan, step_times_of
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.experiments.experiment import Experiment, backend_of
+from ...harness.experiments.experiment import Experiment, backend_of, simulator_of
 from ...harness.results.stationarity import backlog_growth, grows, requests_in, stationary
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -355,6 +355,7 @@ class ConfigurationEvaluator:
             lambda: self.servers.of(applied, spec),
             self.ended,
             self.pool,
+            simulator_of(step_times_of([spec])) if self.simulated else {},
         )
 
     def worth(

@@ -51,7 +51,11 @@ class Runs:
     """All runs of one configuration: a `LevelRunner` that reads known runs from its file.
 
     `server` is called only when a run must be made, so a real server is started only then. With a
-    `pool` its processes simulate, and `server` is never called.
+    `pool` its processes simulate, and `server` is never called. `simulator` (`simulator_of`) is
+    that of the runs in the file, too; empty where they are measured.
+
+    Raises:
+        SloBenchError: the file's runs are of another simulator.
     """
 
     path: Path
@@ -59,6 +63,7 @@ class Runs:
     server: Callable[[], CellServer]
     ended: Ended | None = None
     pool: WorkerPool | None = None
+    simulator: Mapping[str, object] = field(default_factory=dict)
     _known: dict[tuple[float | None, int, int], Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +76,7 @@ class Runs:
         settings = json.dumps(self.spec.plain(), sort_keys=True, default=str)
         self._checkpoint = Checkpoint(self.path, settings)
         for line in self._checkpoint.read():
+            self._checkpoint.check_simulator(line, self.simulator)
             run = Run(sample_from_plain(line["sample"]), line["figures"])
             self._known[line["rate_rps"], line["seed"], line["requests"]] = run
 
@@ -125,7 +131,8 @@ class Runs:
         row = self._rows.pop()
         figures = {name: value for name, value in row.items() if _is_figure(value)}
         run = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
-        self._checkpoint.append({**run, "sample": vars(sample), "figures": figures})
+        kept = {**run, "sample": vars(sample), "figures": figures}
+        self._checkpoint.append(kept, self.simulator)
         return Run(sample, figures)
 
 

@@ -78,6 +78,7 @@ def simulate(
     trace: EngineTrace | None = None,
     step_time_of: Callable[[Placement], StepTime] | None = None,
     front_end: FrontEnd | None = None,
+    timeline: bool = True,
 ) -> Result:
     """Serve `workload` with `instances` of `system`, each placed as `placement` says.
 
@@ -113,6 +114,8 @@ def simulate(
         step_time_of: the true step times of a role with a placement of its own; by default those
             of `default_step_time`.
         front_end: what requests pass at each instance before it sees them; None: nothing.
+        timeline: the state is sampled over time. Without, times of requests are the same up to
+            rounding, and a mean stands for more gaps between tokens.
 
     Raises:
         SloBenchError: an unknown router or option, an overlong request under `error`, embedding
@@ -161,6 +164,7 @@ def simulate(
             longest=longest,
             step_time_of=step_time_of,
             lora=lora,
+            timeline=timeline,
         )
         for role in (*roles, *(apart if embed_instances else ()))
     ]

@@ -66,7 +66,7 @@ class Builder:
     test's reference does; `SimulatedInstance` by default. `guess` and `longest`: predicted output
     lengths for policies; see `core.view.Predictions`. `step_time_of`: the step times of a role with
     a placement of its own; by default those of `default_step_time`. `lora`: the models that
-    requests name are adapters of this one.
+    requests name are adapters of this one. `timeline`: the state is sampled over time.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Builder:
         longest: Callable[[RequestState], int] | None = None,
         step_time_of: Callable[[Placement], StepTime] | None = None,
         lora: Lora | None = None,
+        timeline: bool = True,
     ) -> None:
         self.role = role
         if lora is not None:
@@ -109,7 +110,7 @@ class Builder:
         if workload.concurrency is not None:  # no shorter, perhaps much longer
             client_tokens = float(workload.output_tokens.sum()) / max(1, workload.concurrency)
             span_s, self._most_samples = client_tokens * _LEAST_STEP_S, samples
-        self._sample_s = max(span_s, 1.0) / samples
+        self._sample_s = max(span_s, 1.0) / samples if timeline else math.inf
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:

@@ -7,7 +7,7 @@ factors together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,20 +167,21 @@ def attainments(joint: Spread, sample: RequestSample) -> Floats:
 
 def share_that_keeps(
     spec: CellSpec,
-    workload: Workload,
-    result: Result,
+    sample: RequestSample,
     row: Row,
     target: float,
-    at_speed: Callable[[float], tuple[Workload, Result]],
+    at_load: Callable[[float], RequestSample],
+    loaded: Iterable[tuple[float, RequestSample]] = (),
 ) -> float | None:
     """The probability that attainment is at least `target`, by the residuals; None: none known.
 
     Of an error that makes a server slower its queue grows, too: errors are applied to a run under
-    load that is higher by their factor of E2E, `at_speed` of its inverse; of errors that make it
-    faster, to `result`. They are divided into `_SPEEDS` parts, each with the run of its median, but
-    what misses the target under a lower load, or keeps it under a higher one, needs no run.
+    load that is higher by their factor of E2E, `at_load`; of errors that make it faster, to
+    `sample`, whose figures are in `row`. They are divided into `_SPEEDS` parts, each with the run
+    of its median, but what misses the target under a lower load, or keeps it under a higher one,
+    needs no run.
+    `loaded`: runs under other loads, by their factor over that of `sample`.
     """
-    sample = sampled(workload, result)
     setting = setting_of(spec, sample, row)
     joint = None if setting is None else residuals().spread(setting, _JOINT)
     if joint is None:
@@ -193,10 +194,15 @@ def share_that_keeps(
         part_factors[rows] = max(1.0, np.median(slower[rows]))
     kept = attainments(joint, sample) >= target
     undecided = kept & (part_factors > 1)
+    runs = [run for run in loaded if run[0] > 1]
     while undecided.any():
-        factors = np.unique(part_factors[undecided])
-        factor = float(factors[len(factors) // 2])
-        keeps = attainments(joint, sampled(*at_speed(1 / factor))) >= target
+        if runs:
+            factor, sample = runs.pop()
+        else:
+            factors = np.unique(part_factors[undecided])
+            factor = float(factors[len(factors) // 2])
+            sample = at_load(factor)
+        keeps = attainments(joint, sample) >= target
         decided = undecided & np.where(keeps, part_factors <= factor, part_factors >= factor)
         kept[decided] = keeps[decided]
         undecided &= ~decided

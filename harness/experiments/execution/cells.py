@@ -162,6 +162,7 @@ def simulated(
     step_time: StepTime | None = None,
     progress: Progress | None = None,
     trace: EngineTrace | None = None,
+    timeline: bool = True,
 ) -> Result:
     """Simulate a cell.
 
@@ -172,6 +173,7 @@ def simulated(
         step_time: in place of the placement's own, for one model.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do.
+        timeline: the state of one model is sampled over time, for the cell's details on disk.
 
     Raises:
         SloBenchError: the cell cannot be run as asked.
@@ -201,6 +203,7 @@ def simulated(
         lora=place.lora,
         progress=progress,
         trace=trace,
+        timeline=timeline,
         **_instances(spec),
     )
 

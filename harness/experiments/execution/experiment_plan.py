@@ -47,17 +47,20 @@ class ExperimentPlan:
 
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
-        step_times: dict[str, dict[str, object]] = {}
-        if self.resolved.backend != SIMULATED:
-            return step_times
-        for spec in dict.fromkeys(cell.placement for cell in self.cells):
-            name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
-            for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
-                name += f" {axis}{size}" if size > 1 else ""
-            name += f" {spec.speculation}" if spec.speculation else ""
-            timed = placed(spec).step_time
-            step_times[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
-        return step_times
+        return step_times_of(self.cells if self.resolved.backend == SIMULATED else ())
+
+
+def step_times_of(cells: Iterable[CellSpec]) -> dict[str, dict[str, object]]:
+    """Where the step times of every placement of simulated cells come from."""
+    step_times: dict[str, dict[str, object]] = {}
+    for spec in dict.fromkeys(cell.placement for cell in cells):
+        name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
+        for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
+            name += f" {axis}{size}" if size > 1 else ""
+        name += f" {spec.speculation}" if spec.speculation else ""
+        timed = placed(spec).step_time
+        step_times[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
+    return step_times
 
 
 def plan(experiment: ExperimentSchema) -> ExperimentPlan:

@@ -21,6 +21,7 @@ from slo_bench.harness.experiments.execution.cells import (
     workload_of,
 )
 from slo_bench.harness.experiments.execution.experiment_plan import plan
+from slo_bench.harness.results.request_fold import RequestSample
 from slo_bench.predictors.bands import KERNELS, LEVEL, Spread, residuals
 from slo_bench.tuner.capacity.folder import prediction_band
 
@@ -62,13 +63,26 @@ def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
 
 def test_probability_of_meeting_falls_with_the_target(cell):
     spec, workload, result, row = cell
+    sample = sampled(workload, result)
 
     def share(target):
-        return share_that_keeps(spec, workload, result, row, target, lambda _: (workload, result))
+        return share_that_keeps(spec, sample, row, target, lambda _: sample)
 
     shares = [share(target) for target in (0.0, 0.5, 0.9, 1.0)]
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
+
+
+@dataclasses.dataclass
+class Loaded:
+    """Runs under a higher load, which all have the same requests; their factors."""
+
+    sample: RequestSample
+    factors: list[float] = dataclasses.field(default_factory=list)
+
+    def __call__(self, factor):
+        self.factors.append(factor)
+        return self.sample
 
 
 def test_probability_of_meeting_is_by_the_queue_of_a_slower_server(cell):
@@ -78,32 +92,34 @@ def test_probability_of_meeting_is_by_the_queue_of_a_slower_server(cell):
         first_token_s=result.records.first_token_s + 100,
         finish_s=result.records.finish_s + 100,
     )
-    speeds = []
-
-    def at_speed(speed):
-        speeds.append(speed)
-        return workload, dataclasses.replace(result, records=late)
-
-    keeps = share_that_keeps(spec, workload, result, row, 0.9, at_speed)
-    as_fast = share_that_keeps(spec, workload, result, row, 0.9, lambda _: (workload, result))
-    assert len(set(speeds)) == len(speeds) <= 6
-    assert all(speed < 1 for speed in speeds)
-    assert keeps < min(as_fast, 1 - len(speeds) / 6 + 0.05)  # the slower parts fail
+    sample = sampled(workload, result)
+    at_load = Loaded(sampled(workload, dataclasses.replace(result, records=late)))
+    keeps = share_that_keeps(spec, sample, row, 0.9, at_load)
+    as_fast = share_that_keeps(spec, sample, row, 0.9, Loaded(sample))
+    factors = at_load.factors
+    assert len(set(factors)) == len(factors) <= 6
+    assert all(factor > 1 for factor in factors)
+    assert keeps < min(as_fast, 1 - len(factors) / 6 + 0.05)  # the slower parts fail
 
 
 def test_probability_of_meeting_needs_no_run_for_what_another_load_decides(cell):
     spec, workload, result, row = cell
-    speeds = []
-
-    def at_speed(speed):
-        speeds.append(speed)
-        return workload, result  # as at the load itself: the queue does not grow
-
-    share_that_keeps(spec, workload, result, row, 0.0, at_speed)  # kept by all, so by the slowest
-    all_kept = len(speeds)
-    share_that_keeps(spec, workload, result, row, 1.1, at_speed)  # missed by all without a queue
+    at_load = Loaded(sampled(workload, result))  # as at the load itself: the queue does not grow
+    share_that_keeps(spec, at_load.sample, row, 0.0, at_load)  # kept by all, so by the slowest
+    all_kept = len(at_load.factors)
+    share_that_keeps(spec, at_load.sample, row, 1.1, at_load)  # missed by all without a queue
     assert 1 <= all_kept < 3
-    assert len(speeds) == all_kept
+    assert len(at_load.factors) == all_kept
+
+
+@pytest.mark.parametrize(("factor", "runs"), [(50.0, False), (1.0 + 1e-9, True)])
+def test_probability_of_meeting_needs_no_run_where_earlier_runs_decide(cell, factor, runs):
+    spec, workload, result, row = cell
+    at_load = Loaded(sampled(workload, result))
+    loaded = [(0.5, at_load.sample), (factor, at_load.sample)]
+    # Kept under fifty times the load, so by all errors.
+    assert share_that_keeps(spec, at_load.sample, row, 0.0, at_load, loaded) == 1.0
+    assert bool(at_load.factors) == runs
 
 
 def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):

@@ -34,6 +34,18 @@ def test_level_row_equals_the_row_of_its_cell_in_a_run(settings, tmp_path):
         assert (tmp_path / "search" / file).read_bytes() == (tmp_path / "run" / file).read_bytes()
 
 
+@pytest.mark.parametrize("system", ["vllm", "fastertransformer"])
+def test_run_without_a_folder_has_the_times_of_one_whose_state_is_sampled(system, tmp_path):
+    (spec,) = Experiment(systems=[system], rates=[2.0], requests=60, seeds=1).plan().cells
+    workload = workload_of(spec)
+    sampled = Simulator(tmp_path).measure(spec, workload, None).result
+    bare = Simulator().measure(spec, workload, None).result
+    assert len(bare.timeline.time_s) < 10 < len(sampled.timeline.time_s)
+    for name in ("first_scheduled_s", "first_token_s", "finish_s"):
+        times_s = getattr(bare.records, name)
+        assert times_s == pytest.approx(getattr(sampled.records, name), rel=1e-12)
+
+
 def test_failed_requests_are_counted_without_those_of_overload():
     faults = ["", "malformed", "status", "time-limit"]
     columns = {

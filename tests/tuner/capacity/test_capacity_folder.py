@@ -144,6 +144,13 @@ def test_resume_with_other_targets_is_refused(searched):
         search_capacity(two_systems, searched.folder, options=other, resume=True)
 
 
+def test_resume_with_another_version_is_refused(searched, monkeypatch):
+    monkeypatch.setattr("slo_bench.harness.experiments.experiment._version", lambda name: "9")
+    two_systems = experiment(systems=["vllm", "sarathi"])
+    with pytest.raises(SloBenchError, match="this is 9: it would mix"):
+        search_capacity(two_systems, searched.folder, resume=True)
+
+
 def test_capacity_search_warm_starts_from_another_folder(searched, tmp_path):
     options = QUICK.model_copy(update={"warm_start": searched.folder})
     search_capacity(experiment(systems="sarathi"), tmp_path / "run", options=options)

@@ -66,6 +66,16 @@ class Formula:
         )
 
 
+class Finite(Formula):
+    """Each instance carries two; its runs can be kept."""
+
+    def __init__(self, spec):
+        super().__init__(spec, defaultdict(lambda: 2.0))
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        return replace(super().run(rate_rps, seed, requests), window_s=1000.0)
+
+
 def each_carries_two(spec):
     return Formula(spec, defaultdict(lambda: 2.0))
 
@@ -139,6 +149,24 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
     assert all(line.startswith("capacity") for line in again)  # only the capacities
     with pytest.raises(SloBenchError, match="another experiment"):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ("harness.experiments.experiment._version", "9", "this is 9"),
+        ("tuner.planning.deployment_levels.step_times_of", {"a": {}}, "other step times"),
+    ],
+)
+def test_plan_is_not_resumed_with_another_simulator(tmp_path, monkeypatch, place, value, problem):
+    options = PlanOptions(kinds=("l40s",), folder=tmp_path, runner_of=Finite)
+    load = TargetLoad(4, plans=1)
+    first = plan_cheapest(ASKED, load, options)
+    again = replace(options, resume=True)
+    assert plan_cheapest(ASKED, load, again).plans == first.plans
+    monkeypatch.setattr(f"slo_bench.{place}", lambda _: value)
+    with pytest.raises(SloBenchError, match=problem):
+        plan_cheapest(ASKED, load, again)
 
 
 @pytest.mark.slow
@@ -243,6 +271,19 @@ def test_plan_tries_the_budget_of_the_best_look_first_and_no_budget_behind_it():
     assert searched == [f"{name} at 4 req/s, runs of 2,000"]
     looks = [line for line in lines if line.endswith("runs of 1,000")]
     assert len(looks) == 2 * 3  # the budgets with 2 instances, and with 1, which has no chance
+
+
+def test_plan_looks_at_no_other_budget_where_the_first_misses_nothing():
+    lines = []
+    planned = plan_cheapest(
+        ASKED.model_copy(update={"tp": (1,)}),
+        TargetLoad(4, plans=1),
+        PlanOptions(kinds=("l40s",), say=lines.append, runner_of=each_carries_two),
+    )
+    [plan] = planned.plans
+    assert (plan.instances, plan.parameters["max_num_batched_tokens"]) == (2, 2048)
+    looks = [line for line in lines if line.endswith("runs of 1,000") and line.startswith("2 ×")]
+    assert looks == ["2 × vllm on l40s tp1 max_num_batched_tokens=2048 at 4 req/s, runs of 1,000"]
 
 
 def test_plan_refuted_by_long_runs_is_replaced_by_the_next():

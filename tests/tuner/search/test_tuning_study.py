@@ -15,8 +15,11 @@ from optuna.trial import TrialState
 
 from slo_bench import Experiment
 from slo_bench.reports.pages.tuning import _trials_note
+from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.search import trial_leases as claims
+from slo_bench.tuner.search.evaluate_configuration import cell_of
 from slo_bench.tuner.search.outcome import read_tuning
+from slo_bench.tuner.search.runs import Runs
 from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage, opened
 from slo_bench.tuner.search.study_results import (
@@ -58,6 +61,17 @@ def runs_of(folder):
 def trials_of(folder, storage=None, name=None):
     with opened(storage, folder) as kept:
         return optuna.load_study(study_name=name or folder.name, storage=kept).get_trials()
+
+
+def test_runs_of_another_simulator_are_refused(tmp_path):
+    spec = cell_of(EXPERIMENT, "default")
+    simulators = [{"slo_bench": "1", "step_time": {"a": provenance}} for provenance in ("b", "c")]
+    first = Runs(tmp_path / "a.jsonl", spec, Simulator, simulator=simulators[0])
+    run = first.level(1.0, 0, 200)
+    again = Runs(tmp_path / "a.jsonl", spec, Simulator, simulator=simulators[0])
+    assert again.level(1.0, 0, 200) == run
+    with pytest.raises(SloBenchError, match="other step times"):
+        Runs(tmp_path / "a.jsonl", spec, Simulator, simulator=simulators[1])
 
 
 @pytest.mark.slow
