@@ -28,7 +28,7 @@ from .model_parts import (
     SlidingWindow,
     SparseAttention,
 )
-from .model_spec import ModelSpec
+from .model_spec import ModelSpec as ModelSpec
 
 CATALOGUE_VARIABLE = "SLO_BENCH_CATALOGUE"
 SECTIONS = ("gpus", "links", "models")
@@ -112,19 +112,6 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
             raise FileFormatError(path, None, f"{section} must hold tables [{section}.NAME]")
     return content
 
-
-__all__ = [
-    "GpuSpec",
-    "LinkSpec",
-    "ModelSpec",
-    "capped",
-    "gpu",
-    "gpus",
-    "link",
-    "links",
-    "model",
-    "models",
-]
 
 GIB = 2**30
 IDLE_POWER_SHARE = 0.1
