@@ -20,7 +20,6 @@ from ..workloads.parsing import number
 from .config_fields import Fields
 from .dtypes import kv_dtype, weight_dtype
 from .families import FAMILIES, Traits
-from .model_config import read_model
 from .model_parts import (
     Experts,
     LatentAttention,
@@ -259,6 +258,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
         return _model(name, catalogue[name])
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, Path) or path.is_dir() or name.endswith(".json"):
+        from .model_config import read_model  # no model of the catalogue needs it
+
         return read_model(path)
     raise UnknownNameError("model", name, catalogue)
 
