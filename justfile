@@ -40,7 +40,7 @@ types:
 # imports run one way, without circles
 layers:
     lint-imports
-    scripts/import_cycles.py --folders-only
+    scripts/import_cycles.py
     deptry .
 
 # lint, types and layers: what a commit must pass

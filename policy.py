@@ -178,85 +178,49 @@ a `ModelInstance` is the engine of one of them.
 
 from __future__ import annotations
 
+import typing
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from .harness.core.collocated_policy import Beside, Collocated, EmbedView
-from .harness.core.decisions import (
-    UNLIMITED,
-    Admission,
-    Limits,
-    Line,
-    NextQueue,
-    PreemptionMode,
-    ReleaseReason,
-    Timeout,
-)
-from .harness.core.policy import Bounds, Key, Policy, Queue, StaticPolicy, parameter
-from .harness.core.state import Phase, Release, RequestState
-from .harness.core.view import Predictions, View
-from .workloads.request import Slo
+from .harness.core.collocated_policy import Beside as Beside
+from .harness.core.collocated_policy import Collocated as Collocated
+from .harness.core.collocated_policy import EmbedView as EmbedView
+from .harness.core.decisions import UNLIMITED as UNLIMITED
+from .harness.core.decisions import Admission as Admission
+from .harness.core.decisions import Limits as Limits
+from .harness.core.decisions import Line as Line
+from .harness.core.decisions import NextQueue as NextQueue
+from .harness.core.decisions import PreemptionMode as PreemptionMode
+from .harness.core.decisions import ReleaseReason as ReleaseReason
+from .harness.core.decisions import Timeout as Timeout
+from .harness.core.policy import Bounds as Bounds
+from .harness.core.policy import Key as Key
+from .harness.core.policy import Policy as Policy
+from .harness.core.policy import Queue as Queue
+from .harness.core.policy import StaticPolicy as StaticPolicy
+from .harness.core.policy import parameter as parameter
+from .harness.core.state import Phase as Phase
+from .harness.core.state import Release as Release
+from .harness.core.state import RequestState as RequestState
+from .harness.core.view import Predictions as Predictions
+from .harness.core.view import View as View
+from .workloads.request import Slo as Slo
 
-if TYPE_CHECKING:
-    from .harness.core.cluster_policy import (
-        Action,
-        ClusterPolicy,
-        Role,
-        Routed,
-        RouteOutcome,
-        Router,
-    )
+if typing.TYPE_CHECKING:
+    from .harness.core.cluster_policy import Action as Action
+    from .harness.core.cluster_policy import ClusterPolicy as ClusterPolicy
     from .harness.core.cluster_policy import ClusterView as ClusterView
-    from .harness.core.instance import Instance, Links
-    from .harness.core.multi_model_policy import (
-        ModelInstance,
-        MultiModelCluster,
-        ServedModel,
-        SharingPolicy,
-    )
-    from .harness.core.phase_capacity import PhaseCapacity
-    from .predictors.placement import Placement
-
-__all__ = [
-    "UNLIMITED",
-    "Action",
-    "Admission",
-    "Beside",
-    "Bounds",
-    "ClusterPolicy",
-    "ClusterView",
-    "Collocated",
-    "EmbedView",
-    "Instance",
-    "Key",
-    "Limits",
-    "Line",
-    "Links",
-    "ModelInstance",
-    "MultiModelCluster",
-    "NextQueue",
-    "Phase",
-    "PhaseCapacity",
-    "Placement",
-    "Policy",
-    "Predictions",
-    "PreemptionMode",
-    "Queue",
-    "Release",
-    "ReleaseReason",
-    "RequestState",
-    "Role",
-    "RouteOutcome",
-    "Routed",
-    "Router",
-    "ServedModel",
-    "SharingPolicy",
-    "Slo",
-    "StaticPolicy",
-    "Timeout",
-    "View",
-    "parameter",
-]
+    from .harness.core.cluster_policy import Role as Role
+    from .harness.core.cluster_policy import Routed as Routed
+    from .harness.core.cluster_policy import RouteOutcome as RouteOutcome
+    from .harness.core.cluster_policy import Router as Router
+    from .harness.core.instance import Instance as Instance
+    from .harness.core.instance import Links as Links
+    from .harness.core.multi_model_policy import ModelInstance as ModelInstance
+    from .harness.core.multi_model_policy import MultiModelCluster as MultiModelCluster
+    from .harness.core.multi_model_policy import ServedModel as ServedModel
+    from .harness.core.multi_model_policy import SharingPolicy as SharingPolicy
+    from .harness.core.phase_capacity import PhaseCapacity as PhaseCapacity
+    from .predictors.placement import Placement as Placement
 
 # Imported when they are asked for: a policy of one instance also runs inside vLLM and SGLang, where
 # nothing but the standard library and numpy is promised.
@@ -273,6 +237,13 @@ _ACROSS_INSTANCES = {
     ".harness.core.phase_capacity": ("PhaseCapacity",),
     ".predictors.placement": ("Placement",),
 }
+
+# Classes, types, UNLIMITED and `parameter`.
+__all__ = [
+    name
+    for name in sorted({*globals(), *(n for names in _ACROSS_INSTANCES.values() for n in names)})
+    if name[0].isupper() or name == "parameter"
+]
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,6 @@ from ..workloads.parsing import number
 from .config_fields import Fields
 from .dtypes import kv_dtype, weight_dtype
 from .families import FAMILIES, Traits
-from .model_config import read_model
 from .model_parts import (
     Experts,
     LatentAttention,
@@ -28,7 +27,7 @@ from .model_parts import (
     SlidingWindow,
     SparseAttention,
 )
-from .model_spec import ModelSpec
+from .model_spec import ModelSpec as ModelSpec
 
 CATALOGUE_VARIABLE = "SLO_BENCH_CATALOGUE"
 SECTIONS = ("gpus", "links", "models")
@@ -112,19 +111,6 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
             raise FileFormatError(path, None, f"{section} must hold tables [{section}.NAME]")
     return content
 
-
-__all__ = [
-    "GpuSpec",
-    "LinkSpec",
-    "ModelSpec",
-    "capped",
-    "gpu",
-    "gpus",
-    "link",
-    "links",
-    "model",
-    "models",
-]
 
 GIB = 2**30
 IDLE_POWER_SHARE = 0.1
@@ -272,6 +258,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
         return _model(name, catalogue[name])
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, Path) or path.is_dir() or name.endswith(".json"):
+        from .model_config import read_model  # no model of the catalogue needs it
+
         return read_model(path)
     raise UnknownNameError("model", name, catalogue)
 

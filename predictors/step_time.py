@@ -13,19 +13,10 @@ from typing import Any
 from ..workloads.errors import SloBenchError
 from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
 from .placement import Placement
-from .roofline import Coefficients, OperatorRoofline, StepTime, Work
+from .roofline import Coefficients, Work
+from .roofline import OperatorRoofline as OperatorRoofline
+from .roofline import StepTime as StepTime
 from .specs import ModelSpec, model
-
-__all__ = [
-    "FittedPair",
-    "OperatorRoofline",
-    "RooflineModel",
-    "StepTime",
-    "StepTimeModel",
-    "fitted_pairs",
-    "layer_shape",
-    "step_time",
-]
 
 DEFAULT_HOST_S = 0.001
 _PAIR_FIELDS = ("model", "gpu", "tp", "rows", "mape_percent", "p95_percent", "origin")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
+import importlib
 import os
 import re
 import shlex
@@ -65,7 +65,7 @@ def outputs_of(page: Path) -> list[str]:
         SystemExit: a command ended otherwise than the page tells.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        for step in _test_module("docs/test_commands.py").steps(page):
+        for step in test_module("docs", "test_commands").steps(page):
             if step.file is not None:
                 (Path(folder) / step.file).write_text(step.text, encoding="utf-8")
         if page.stem in PREPARED:
@@ -192,16 +192,10 @@ PREPARED: dict[str, Callable[[Path], contextlib.AbstractContextManager[None]]] =
 }
 
 
-def _test_module(path: str) -> ModuleType:
-    """A module among the tests, which are no package."""
-    file = ROOT / "tests" / path
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def test_module(folder: str, name: str) -> ModuleType:
+    """A module in a folder of the tests, which are no package."""
+    sys.path.insert(0, str(ROOT / "tests" / folder))
+    return importlib.import_module(name)
 
 
 def main() -> None:

@@ -10,13 +10,12 @@ docs/measurements/speed.md that tells how the cost of a request grows.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from page_outputs import test_module
 from plotly.subplots import make_subplots
 
 from slo_bench import Experiment, write_report
@@ -32,7 +31,7 @@ WIDTH, HEIGHT = 1280, 1545
 def main() -> None:
     """Write the pictures that are named, or all."""
     makers = {"report": report, "growth": growth}
-    headless = _headless()
+    headless = test_module("reports", "headless")
     program = headless.find_chromium()
     if program is None:
         raise SystemExit("no chromium on this machine (Debian: apt-get install chromium)")
@@ -105,18 +104,6 @@ _DRAWN = """new Promise(done => {
     && charts.some(c => c.seen) ? done(true) : requestAnimationFrame(look);
   look();
 })"""
-
-
-def _headless() -> ModuleType:
-    """The browser of the report's tests; tests are no package, so it is loaded by its path."""
-    path = ROOT / "tests" / "reports" / "headless.py"
-    spec = importlib.util.spec_from_file_location("headless", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["headless"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ They are, in this order, the first of these that there are:
 4. the file named for its folder or one above: `harness/engine/loop/measures.py` has
    `tests/harness/engine/test_loop.py`
 5. files that import it, below the nearest folder above
+6. the tests of the modules that import it, of those nearest to it in the tree: of
+   `harness/servers/launch/command_line.py` those of `described_deployment.py`
 
-Needs the standard library alone.
+Those of a command are the files named for it in any folder: `cli/commands/tune.py` has
+`tests/tuner/search/test_tune_command.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
+import grimp
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = PurePath("tests")
 PACKAGE = "slo_bench"
@@ -33,17 +38,11 @@ PACKAGE = "slo_bench"
 # Sources, and folders of them, whose tests the rules do not find; patterns as of `Path.glob`.
 EXCEPTIONS = {
     "__init__.py": "tests/test_public_api.py",
-    "cli/commands/accuracy.py": "tests/harness/validation/test_accuracy.py",
     "cli/commands/backends.py": "tests/harness/servers/launch/test_environments.py",
-    "cli/commands/capacity.py": "tests/tuner/capacity/test_capacity_command.py",
-    "cli/commands/capture.py": "tests/cli/test_capture_command.py",
     "cli/commands/compare.py": "tests/cli/test_gate_command.py",
     "cli/commands/derive_slo.py": "tests/harness/experiments/test_multi_model_runs.py",
     "cli/commands/explain.py": "tests/cli/test_gate_command.py",
     "cli/commands/export.py": "tests/reports/test_exports.py",
-    "cli/commands/gate.py": "tests/cli/test_gate_command.py",
-    "cli/commands/init.py": "tests/cli/test_init_command.py",
-    "cli/commands/model.py": "tests/cli/test_model_command.py",
     "cli/commands/plan.py": "tests/tuner/planning/test_planning*.py",
     "cli/commands/predict_eval.py": "tests/cli/test_predict_commands.py",
     "cli/commands/predict_train.py": "tests/cli/test_predict_commands.py",
@@ -52,9 +51,7 @@ EXCEPTIONS = {
     "cli/commands/profile_run.py": "tests/harness/engine/torch/test_paged_profile.py",
     "cli/commands/report.py": "tests/reports/test_reports_command.py",
     "cli/commands/selftest.py": "tests/harness/load_generator/test_http_selftest.py",
-    "cli/commands/sensitivity.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "cli/commands/serve.py": "tests/cli/test_serv*.py",
-    "cli/commands/tune.py": "tests/tuner/search/test_tune_command.py",
     "cli/commands/validate.py": "tests/harness/validation/replay/test_*_replay.py",
     "cli/commands/watch.py": "tests/reports/test_live.py",
     "cli/commands/workload.py": "tests/workloads/test_workloads_command.py",
@@ -63,33 +60,20 @@ EXCEPTIONS = {
     "cli/output/tune_output.py": "tests/tuner/search/test_tune_command.py",
     "cli/trust_code.py": "tests/cli/test_security.py",
     "harness/core/instance.py": "tests/harness/engine/cluster/test_cluster*.py",
-    "harness/core/queues/wait_queue.py": "tests/harness/engine/test_loop.py",
     "harness/core/view.py": "tests/harness/engine/test_loop.py",
     "harness/engine/cluster/traced_cluster.py": "tests/harness/experiments/test_trace.py",
     "harness/engine/simulator/embedding.py": "tests/harness/policies/*/test_collocation.py",
-    "harness/engine/simulator/shared_gpu.py": "tests/harness/engine/cluster/test_multi_model.py",
     "harness/engine/simulator/simulated.py": "tests/harness/engine/test_simul*.py",
     "harness/engine/torch/model_tensors.py": "tests/harness/engine/torch/test_paged_folder.py",
     "harness/engine/torch/decoder_config.py": "tests/harness/engine/torch/test_paged_folder.py",
-    "harness/engine/torch/encoder_config.py": "tests/harness/engine/torch/test_paged_encoder.py",
     "harness/engine/torch/execute.py": "tests/harness/engine/torch/test_paged_run.py",
     "harness/engine/torch/live_engine.py": "tests/harness/engine/torch/test_paged_server.py",
-    "harness/engine/torch/rope.py": "tests/harness/engine/torch/test_paged_model.py",
     "harness/engine/torch/text.py": "tests/harness/engine/torch/test_paged_server.py",
     "harness/engine/torch/torch_worker.py": "tests/harness/engine/torch/test_paged_worker_dies.py",
     "harness/experiments/backends/measuring.py": "tests/harness/load_generator/test_http_run.py",
     "harness/experiments/backends/torch_engine.py": "tests/harness/engine/torch/test_paged_run.py",
     "harness/experiments/backends/vllm_json.py": "tests/harness/load_generator/test_http_run.py",
     "harness/experiments/config/tables.py": "tests/harness/experiments/test_experiment_file.py",
-    "harness/experiments/config/template.py": "tests/cli/test_init_command.py",
-    "harness/experiments/execution/combinations.py": (
-        "tests/harness/experiments/test_experiment_plan.py"
-    ),
-    "harness/load_generator/http/event_shapes.py": (
-        "tests/harness/load_generator/test_http_answers.py"
-    ),
-    "harness/load_generator/http/single_request.py": "tests/harness/experiments/test_attaching.py",
-    "harness/load_generator/metrics_source.py": "tests/cli/test_observe_command.py",
     "harness/policies/paper_columns.py": "tests/harness/results/test_metrics.py",
     "harness/results/run_columns.py": "tests/harness/experiments/test_startup_imports.py",
     "harness/policies/shared/instance_load.py": "tests/harness/engine/cluster/test_known_ahead.py",
@@ -97,19 +81,10 @@ EXCEPTIONS = {
     "harness/results/run_checkpoint.py": "tests/tuner/capacity/test_capacity_folder.py",
     "harness/experiments/backends/attached.py": "tests/harness/experiments/test_attaching.py",
     "harness/experiments/backends/launched_models.py": "tests/harness/servers/*/test_model_s*.py",
-    "harness/load_generator/http/messages_events.py": "tests/harness/*/test_api_events.py",
-    "harness/load_generator/http/responses_events.py": "tests/harness/*/test_api_events.py",
     "harness/results/energy.py": "tests/predictors/test_power.py",
     "harness/results/request_blocks.py": "tests/harness/validation/replay/test_log_replay.py",
     "harness/servers/http/http_server.py": "tests/harness/servers/gateway/test_gateway.py",
-    "harness/servers/launch/backend_names.py": "tests/harness/servers/launch/test_matrix.py",
     "harness/servers/launch/guard.py": "tests/harness/servers/launch/test_servers.py",
-    "harness/servers/launch/command_line.py": (
-        "tests/harness/servers/launch/test_described_deployment.py"
-    ),
-    "harness/servers/launch/deployment_files.py": (
-        "tests/harness/servers/launch/test_described_deployment.py"
-    ),
     "harness/servers/launch/server_flags.py": (
         "tests/harness/servers/launch/test_described_deployment.py"
     ),
@@ -125,27 +100,12 @@ EXCEPTIONS = {
     "harness/servers/vllm/plugin/": "tests/harness/servers/vllm/test_*.py",
     "harness/servers/http/prometheus.py": "tests/harness/servers/gateway/test_gateway.py",
     "harness/servers/torch/torch_kind.py": "tests/harness/servers/test_server_kinds.py",
-    "harness/servers/torch/torch_embeddings.py": (
-        "tests/harness/servers/torch/test_torch_server_openai.py"
-    ),
-    "harness/servers/torch/torch_generation.py": (
-        "tests/harness/servers/torch/test_torch_server_openai.py"
-    ),
     "harness/experiments/labelled_run.py": "tests/cli/test_predict_commands.py",
     "harness/validation/replay/measured_level.py": (
         "tests/harness/validation/replay/test_run_replay.py"
     ),
     "harness/experiments/backends/server_profile.py": (
         "tests/harness/servers/launch/test_backends_profile.py"
-    ),
-    "harness/validation/calibration/base_profile.py": "tests/cli/test_calibrate_command.py",
-    "harness/validation/calibration/calibrate_server.py": "tests/cli/test_calibrate_command.py",
-    "harness/validation/replay/snapped_replay.py": (
-        "tests/harness/validation/calibration/test_calibrate.py"
-    ),
-    "harness/experiments/explain/stages.py": "tests/harness/experiments/test_trace.py",
-    "harness/validation/replay/step_replay.py": (
-        "tests/harness/validation/replay/test_run_replay.py"
     ),
     "policy.py": "tests/test_public_api.py",
     "harness/servers/launch/health_watch.py": "tests/harness/load_generator/test_reaching.py",
@@ -155,10 +115,8 @@ EXCEPTIONS = {
     "predictors/config_layers.py": "tests/predictors/test_published_models.py",
     "predictors/image_encoder.py": "tests/predictors/test_published_models.py",
     "predictors/lengths/stream.py": "tests/cli/test_predict_commands.py",
-    "predictors/load_forecaster.py": "tests/harness/policies/*/test_forecast.py",
     "predictors/lora.py": "tests/harness/core/kv/test_adapter_slots.py",
     "predictors/model_config.py": "tests/predictors/test_published_*.py",
-    "predictors/model_facts.py": "tests/cli/test_model_command.py",
     "predictors/profiles/calibration.py": "tests/harness/validation/calibration/test_calibrate.py",
     "predictors/profiles/scope.py": "tests/harness/validation/calibration/test_calibrate.py",
     "predictors/profiles/data_parallel.py": "tests/predictors/test_experts.py",
@@ -168,7 +126,6 @@ EXCEPTIONS = {
     "predictors/scaled.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "predictors/stretches.py": "tests/predictors/test_profiles_*.py",
     "reports/compare/loadgen.py": "tests/reports/test_exports.py",
-    "reports/compare/pairing.py": "tests/reports/compare/test_compare_runs.py",
     "reports/compare/rate_lead.py": "tests/reports/terminal/test_run_answer.py",
     "reports/pages/accuracy_page.py": "tests/harness/validation/test_accuracy.py",
     "reports/pages/capacity_page.py": "tests/tuner/capacity/test_capacity_*.py",
@@ -176,7 +133,6 @@ EXCEPTIONS = {
     "reports/pages/predictor_page.py": "tests/cli/test_predict_commands.py",
     "reports/pages/sensitivity_page.py": "tests/tuner/sensitivity/test_sensitivity.py",
     "reports/terminal/capacity_answer.py": "tests/tuner/capacity/test_capacity_command.py",
-    "reports/terminal/observe_answer.py": "tests/cli/test_observe_command.py",
     "reports/terminal/screen.py": "tests/reports/terminal/test_run_answer.py",
     "scripts/accuracy_page.py": "tests/harness/validation/test_accuracy.py",
     "scripts/aiconfigurator_predictions.py": "tests/harness/validation/test_accuracy.py",
@@ -197,7 +153,6 @@ EXCEPTIONS = {
     "workloads/checksums.py": "tests/workloads/test_workloads_fetch.py",
     "workloads/csv_text.py": "tests/cli/test_security.py",
     "workloads/input_files.py": "tests/harness/experiments/test_resumed_inputs.py",
-    "workloads/length_buckets.py": "tests/predictors/test_predictors_output_length.py",
     "workloads/machine_memory.py": "tests/cli/test_careless.py",
     "workloads/parsing.py": "tests/tools/fuzz/test_targets.py",
     "workloads/trust.py": "tests/cli/test_security.py",
@@ -234,9 +189,13 @@ def _named_for(path: PurePath) -> list[PurePath]:
     return [test for test in test_files() if test.name in names and test.parent in folders]
 
 
+def _module(source: PurePath) -> str:
+    return ".".join([PACKAGE, *source.with_suffix("").parts])
+
+
 def _importing(source: PurePath) -> list[PurePath]:
     """Test files that import a source; a folder's `__init__.py` is imported with any of it."""
-    module = ".".join([PACKAGE, *source.with_suffix("").parts])
+    module = _module(source)
     inside = module.removesuffix("__init__") if source.stem == "__init__" else f"{module}."
     return [
         test
@@ -245,13 +204,40 @@ def _importing(source: PurePath) -> list[PurePath]:
     ]
 
 
+def _of_command(source: PurePath) -> list[PurePath]:
+    """Test files named for a command, in any folder; none of another source."""
+    names = {f"test_{source.stem}.py", f"test_{source.stem}_command.py"}
+    is_command = source.parent == PurePath("cli/commands")
+    return [test for test in test_files() if is_command and test.name in names]
+
+
+@functools.cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(PACKAGE, cache_dir=None)
+
+
+def _of_importers(source: PurePath) -> list[PurePath]:
+    """The tests of the modules that import a source, of those with the most folders in common."""
+    module = _module(source)
+    if module not in _graph().modules:
+        return []
+    importers: dict[int, list[PurePath]] = {}
+    for importer in _graph().find_modules_that_directly_import(module) - {PACKAGE}:
+        path = PurePath(*importer.split(".")[1:]).with_suffix(".py")
+        common = len({*path.parents} & {*source.parents})
+        importers.setdefault(common, []).append(path)
+    near = importers[max(importers)] if importers else []
+    return sorted({test for path in near for test in by_rule(path)})
+
+
+@functools.cache
 def by_rule(source: PurePath) -> list[PurePath]:
     """The tests of a source file by its name, its importers or its folder; may be empty."""
     folders, importing = source.parents[:-1], _importing(source)
     beside = ([t for t in importing if t.parent == TESTS / folder] for folder in folders)
     below = ([t for t in importing if t.is_relative_to(TESTS / folder)] for folder in folders)
-    rules = ([_named_for(source)], beside, map(_named_for, folders), below)
-    return next((tests for tests in itertools.chain(*rules) if tests), [])
+    rules = ([_of_command(source), _named_for(source)], beside, map(_named_for, folders), below)
+    return next((tests for tests in itertools.chain(*rules) if tests), _of_importers(source))
 
 
 def tests_near(source: PurePath) -> list[PurePath]:

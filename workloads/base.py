@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from .errors import SloBenchError
 from .lengths import LengthDistribution, PairLengths
 from .models import Models, MultiModelArrivals
 from .prefixes import Continuations, HotPrefixes
-from .readers.table_reader import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
 from .sessions import Agents, Sessions, Task, Volume, begun, graph_of
 from .slo import SloSpec
 from .streams import Streams
 from .workload import Workload, take
+
+if TYPE_CHECKING:
+    from .readers.table_reader import WorkloadTrace
 
 NO_SLO = SloSpec()
 

@@ -12,7 +12,10 @@ import json
 import math
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
+
+from .errors import FileFormatError
 
 # The parser takes quadratic time and memory for these.
 _LONG_KEY = re.compile(
@@ -54,6 +57,21 @@ def parse_event(text: str | bytes) -> Any:
         raise json.JSONDecodeError(_TOO_DEEP, "", 0) from None
     except ValueError as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON.
+
+    Raises:
+        FileFormatError: the file cannot be read, or holds something else.
+    """
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(path, None, "must hold a JSON object")
+    return content
 
 
 def number(value: object) -> float:

@@ -31,8 +31,6 @@ from .lengths import (
 )
 from .models import Models, MultiModelArrivals, parse_models
 from .prefixes import Continuations, HotPrefixes
-from .readers.agents import RecordedTasks
-from .readers.formats import read
 from .sessions import CONVERTERS, Agents, Sessions, parse_agents, parse_sessions
 
 
@@ -164,6 +162,9 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
+        from .readers.agents import RecordedTasks
+        from .readers.formats import read
+
         trace = read(text, format, columns)
         if isinstance(trace, RecordedTasks):
             return TaskSource(  # they begin by the arrival process; their starts are not used

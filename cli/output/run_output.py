@@ -15,7 +15,6 @@ import typer
 from ...harness.experiments.execution.cell_specs import deployment_notes, file_notes
 from ...harness.experiments.execution.offered_load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
-from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
 from ...harness.results.run_columns import REASON_COLUMN
 from ...harness.results.run_folder import has_no_result
@@ -28,6 +27,7 @@ from ..options.declared import Execution
 from .progress import DESCRIPTION, display, phase
 
 if TYPE_CHECKING:
+    from ...harness.load_generator.load_progress import LoadProgress
     from ...harness.results.read_run import RunResults
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed

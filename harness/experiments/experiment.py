@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..engine.compiled_core import core_is_compiled
-from ..load_generator.load_progress import LoadProgress
 from ..load_generator.machine import cores
 from ..results.run_checkpoint import STEP_TIME
 from ..results.run_folder import (
@@ -52,6 +51,7 @@ from .suite_files import suites
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..load_generator.load_progress import LoadProgress
     from ..load_generator.send_job import Senders
     from .backends.measuring import Backend
 

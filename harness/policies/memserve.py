@@ -47,13 +47,8 @@ class _Away(KVCacheManager):
 
     __slots__ = ("_homes",)
 
-    def __init__(self, homes: dict[int, Units], kv_manager: KVCacheManager) -> None:
-        super().__init__(
-            kv_manager.total,
-            kv_manager.block_size,
-            kv_manager.host_total,
-            kv_manager.unit_tokens // kv_manager.stride,
-        )
+    def __init__(self, homes: dict[int, Units], *size: int) -> None:
+        super().__init__(*size)
         self._homes = homes
 
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
@@ -95,8 +90,8 @@ class MemServe(DisaggregatedPolicy):
             return kv_manager
 
         def away(*size: int) -> KVCacheManager:
-            kv_manager = KVCacheManager(*size)
-            return _Away(homes, kv_manager) if kv_manager.unit_tokens else kv_manager
+            kv_manager = _Away(homes, *size)
+            return kv_manager if kv_manager.unit_tokens else KVCacheManager(*size)
 
         return (
             Role(PREFILL, policy, prefill, prefill_only=True, kv_manager=at_home),

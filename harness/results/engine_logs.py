@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.parsing import read_json_object
 from ...workloads.prefixes import BLOCK_SIZE
 from ...workloads.readers.table_reader import lines, read_flat_jsonl
 from .request_blocks import RequestBlocks, read_hash_ids
@@ -217,7 +217,7 @@ def read_settings(path: Path) -> EngineSettings:
     """
     if not path.is_file():
         return EngineSettings()
-    meta = read_meta(path)
+    meta = read_json_object(path)
     engine, cache = (_object(path, meta, name) for name in ("engine_kwargs", "kv_cache"))
 
     def count(table: Mapping[str, Any], name: str) -> int | None:
@@ -257,21 +257,6 @@ def read_settings(path: Path) -> EngineSettings:
         router=_text(meta.get("router")),
         peer_link=_text(meta.get("peer_link")),
     )
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """A `meta.json` as it is.
-
-    Raises:
-        FileFormatError: it cannot be read or holds no object.
-    """
-    try:
-        meta = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
-    if not isinstance(meta, dict):
-        raise FileFormatError(path, None, "must hold a JSON object")
-    return meta
 
 
 def _text(value: object) -> str | None:

@@ -30,7 +30,7 @@ from typing import Any
 from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed, unsealed
 from ...workloads.csv_text import csv_bytes, guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.parsing import parse_json, read_json_object
 from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
 from .run_checkpoint import check_same_simulator, check_settings
 
@@ -455,11 +455,8 @@ def read_searches(path: Path) -> dict[str, Any]:
     Raises:
         FileFormatError: it is no capacity.json.
     """
-    try:
-        document: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    searches = document.get("searches") if isinstance(document, dict) else None
+    document = read_json_object(path)
+    searches = document.get("searches")
     if not isinstance(searches, list) or not all(
         isinstance(search, dict) and _are_rows(search.get("found") or []) for search in searches
     ):

@@ -184,7 +184,6 @@ def run_level(
     *,
     tokens: int = TOKENS,
     seconds: float = 4.0,
-    processes: int | None = None,
     server_cores: Sequence[int] = (),
 ) -> SelfTestLevel:
     """Measure one rate against a new mock server, on these cores if any are given."""
@@ -193,7 +192,7 @@ def run_level(
     workload = Workload(
         np.cumsum(rng.exponential(1 / rate_rps, n)), np.full(n, PROMPT_TOKENS), np.full(n, tokens)
     )
-    options = HttpOptions(model=MOCK.model, processes=processes, save_token_times=True)
+    options = HttpOptions(model=MOCK.model, save_token_times=True)
     with contextlib.ExitStack() as stack:
         with started_on(server_cores):
             server = stack.enter_context(serving_apart(MOCK))

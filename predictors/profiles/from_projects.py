@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.parsing import read_json_object
 from ..dtypes import KV_DTYPES, WEIGHT_DTYPES
 from ..model_spec import ModelSpec
 from ..specs import model
@@ -30,11 +30,8 @@ def read_distserve(path: Path, options: ImportOptions) -> Profile:
     """Fitted coefficients of prefill and decode (LLMServe/DistServe, Apache-2.0): one model and tp
     of a profiler JSON; milliseconds become seconds.
     """
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict) or not content:
+    content = read_json_object(path)
+    if not content:
         raise FileFormatError(path, None, "must hold an object of models")
     entry_name = _chosen(path, content, options)
     name = options.model_name(entry_name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -135,22 +136,19 @@ def _trials_note(tuning: Plain) -> str:
     not answer all requests, where that alone makes an objective better.
     """
     shown = [row for row in tuning["trials"] if row["default"] or row["number"] in tuning["best"]]
-    shares = ", ".join(
-        f"trial {row['number']} {percent_text(row['figures'][ANSWERED])}"
-        for row in shown
-        if ANSWERED in row["figures"]
-    )
+
+    def by_trial(figure: str, text: Callable[[Any], str]) -> str:
+        rows = [row for row in shown if figure in row["figures"]]
+        return ", ".join(f"trial {row['number']} {text(row['figures'][figure])}" for row in rows)
+
+    shares = by_trial(ANSWERED, percent_text)
     shortens = any(o.column is not None and not o.maximise for o in objectives_of(tuning))
     unanswered = (
         f"Answered: {shares} of the requests; latencies and makespan are of these alone."
         if shares and shortens
         else ""
     )
-    drifting = ", ".join(
-        f"trial {row['number']} {window_text(row['figures'][DRIFTING])}"
-        for row in shown
-        if DRIFTING in row["figures"]
-    )
+    drifting = by_trial(DRIFTING, window_text)
     notes = (
         _divisor(tuning),
         unanswered,

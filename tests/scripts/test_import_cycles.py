@@ -1,94 +1,114 @@
-"""Circles and upward imports of a toy package with three folders."""
+"""Circles of a toy package, and the contracts of pyproject.toml, held against empty folders."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-CONTRACT = """
-[tool.importlinter]
-root_package = "toy"
-
-[[tool.importlinter.contracts]]
-name = "Imports run one way"
-type = "layers"
-layers = ["toy.top", "toy.inner.middle", "toy.inner.low"]
-"""
-CLEAN = {
-    "__init__.py": "from .top.a import a\n",
-    "top/__init__.py": "",
-    "top/a.py": "from ..inner.middle.b import b\nfrom .. import __version__\n",
-    "inner/__init__.py": "",
-    "inner/middle/__init__.py": "",
-    "inner/middle/b.py": "import json\nimport toy.inner.low.c\n",
-    "inner/low/__init__.py": "",
-    "inner/low/c.py": "from . import d\n",
-    "inner/low/d.py": "",
-}
+ROOT = Path(__file__).parents[2]
+PACKAGE = (
+    "__init__.py",
+    "policy.py",
+    "cli",
+    "harness",
+    "predictors",
+    "reports",
+    "tuner",
+    "workloads",
+)
 
 
 @pytest.fixture
-def checked(tmp_path, import_cycles):
-    def check(**changed: str):
-        (tmp_path / "pyproject.toml").write_text(CONTRACT)
-        for name, text in {**CLEAN, **changed}.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+def toy(tmp_path, monkeypatch):
+    """Writes modules into a package `toy`, and returns the name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(**sources: str) -> str:
+        for name, text in {"__init__": "from .low import x\n", **sources}.items():
+            path = tmp_path / "toy" / f"{name}.py"
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        return import_cycles.check(tmp_path)
+        return "toy"
 
-    return check
+    return write
 
 
-def test_clean_package_has_no_findings(checked, tmp_path, import_cycles, capsys):
-    findings = checked()
-    assert not findings.is_wrong
-    assert not findings.module_circles
-    assert import_cycles.main(["--root", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "circles between modules: 0",
-        "circles between folders: 0",
-        "imports that go upward: 0",
-        "modules in no folder of the contract: 0",
-    ]
+def test_imports_one_way_are_no_circle(toy, import_cycles, capsys):
+    package = toy(top="import json\nfrom .low import x\nfrom . import y\n", low="from . import y\n")
+    assert import_cycles.main([package]) == 0
+    assert capsys.readouterr().out == "no circle between modules\n"
 
 
 @pytest.mark.parametrize(
     "hidden",
     [
-        "def f():\n    from ..middle.b import b\n",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..middle import b\n",
-        "class C:\n    def f(self):\n        import toy.inner.middle.b\n",
+        "from .top import b\n",
+        "def f():\n    from .top import b\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .top import b\n",
+        "class C:\n    def f(self):\n        import toy.top\n",
     ],
-    ids=["in a function", "under TYPE_CHECKING", "in a method"],
+    ids=["at the top", "in a function", "under TYPE_CHECKING", "in a method"],
 )
-def test_hidden_upward_import_makes_a_folder_circle(
-    checked, tmp_path, import_cycles, capsys, hidden
-):
-    findings = checked(**{"inner/low/c.py": hidden})
-    assert findings.folder_circles == [("toy.inner.low", "toy.inner.middle")]
-    assert findings.module_circles == [("toy.inner.low.c", "toy.inner.middle.b")]
-    assert [(i.importer, i.imported) for i in findings.upward] == [
-        ("toy.inner.low.c", "toy.inner.middle.b")
-    ]
-    assert import_cycles.main(["--root", str(tmp_path), "--folders-only"]) == 1
-    printed = capsys.readouterr().out
-    assert "inner/low → inner/middle → inner/low" in printed
-    assert "between modules" not in printed
+def test_circle_through_three_modules_is_named(toy, import_cycles, capsys, hidden):
+    package = toy(top="from . import middle\n", middle="from .low import x\n", low=hidden)
+    assert import_cycles.main([package]) == 1
+    modules = capsys.readouterr().out.strip().split(" → ")
+    assert modules[0] == modules[-1]
+    assert set(modules) == {"toy.top", "toy.middle", "toy.low"}
+    imported_by = {"toy.middle": "toy.top", "toy.low": "toy.middle", "toy.top": "toy.low"}
+    assert [imported_by[module] for module in modules[:-1]] == modules[1:]
 
 
-def test_circle_in_one_folder_is_no_error(checked):
-    findings = checked(**{"inner/low/d.py": "from .c import x\n"})
-    assert findings.module_circles == [("toy.inner.low.c", "toy.inner.low.d")]
-    assert not findings.is_wrong
+def linted(folder, **sources):
+    """What lint-imports says of the package with other `sources`, all else of it left empty."""
+    files = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "--", *PACKAGE], check=True, capture_output=True, text=True
+    ).stdout.split()
+    for name in (file for file in files if file.endswith(".py")):
+        text = (ROOT / name).read_text()
+        kept = (
+            text if name == "__init__.py" else "".join(re.findall(r".*import __version__\n", text))
+        )
+        path = folder / "slo_bench" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(kept.strip() + "\n")
+    for name, text in sources.items():
+        path = folder / "slo_bench" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    program = "from importlinter.cli import lint_imports_command as command; command()"
+    command = [sys.executable, "-c", program, "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_folder_below_may_not_import_the_facade(checked):
-    findings = checked(**{"inner/low/d.py": "from ... import a\n"})
-    assert [i.imported for i in findings.upward] == ["toy"]
+@pytest.mark.slow
+def test_contracts_hold_for_folders_that_import_nothing(tmp_path):
+    checked = linted(tmp_path)
+    assert checked.returncode == 0, checked.stdout
+    assert "5 kept, 0 broken" in checked.stdout
 
 
-def test_module_outside_all_folders_is_named(checked):
-    assert checked(**{"inner/stray.py": ""}).homeless == ["toy.inner.stray"]
-
-
-def test_shortest_circle_through_each_node(import_cycles):
-    graph = {"a": {"b"}, "b": {"c", "a"}, "c": {"d"}, "d": {"b"}, "e": {"a"}}
-    assert import_cycles.circles(graph) == [("a", "b"), ("b", "c", "d")]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "source", "named"),
+    [
+        ("workloads/low", "from ..tuner import high", "slo_bench.workloads.low -> slo_bench.tuner"),
+        (
+            "harness/core/low",
+            "def f():\n    from ..policies import systems",
+            "slo_bench.harness.core.low -> slo_bench.harness.policies.systems",
+        ),
+        ("harness/core/low", "from ...policy import Policy", "core.low -> slo_bench.policy"),
+        ("harness/core/low", "from ... import Experiment", "harness.core.low -> slo_bench"),
+        ("stray/__init__", "", "slo_bench.stray"),
+        ("harness/stray", "", "slo_bench.harness.stray"),
+    ],
+    ids=["upward", "upward in the harness", "policy.py", "facade", "new folder", "new module"],
+)
+def test_contracts_break_by_a_module_that(tmp_path, module, source, named):
+    checked = linted(tmp_path, **{module: f"{source}\n"})
+    assert checked.returncode == 1
+    assert named in checked.stdout

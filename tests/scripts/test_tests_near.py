@@ -37,9 +37,23 @@ def test_every_exception_names_files_that_the_rules_do_not_find(tests_near):
         ("harness/engine/torch/attention.py", ["harness/engine/torch/test_paged_attention.py"]),
         ("harness/engine/loop/measures.py", ["harness/engine/test_loop.py"]),
         ("scripts/fit_power.py", ["predictors/test_power.py"]),
+        (
+            "harness/servers/launch/command_line.py",
+            ["harness/servers/launch/test_described_deployment.py"],
+        ),
+        ("cli/commands/tune.py", ["tuner/search/test_tune_command.py"]),
         ("tests/cli/test_cli.py", ["cli/test_cli.py"]),
     ],
-    ids=["name", "folder and name", "import", "folder", "exception", "test file"],
+    ids=[
+        "name",
+        "folder and name",
+        "import",
+        "folder",
+        "exception",
+        "importers",
+        "command",
+        "test file",
+    ],
 )
 def test_tests_near_each_rule(tests_near, source, tests):
     assert tests_near.tests_near(PurePath(source)) == [PurePath("tests") / name for name in tests]

@@ -16,7 +16,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.server_kinds import LAUNCHED, SERVERS, server_kind
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import finite, parse_json
+from ...workloads.parsing import finite, read_json_object
 from ...workloads.whole_file import write_whole
 from .confirm import MOST_WINNERS, Ablation, Confirmed, Confirming, ablated, confirm
 from .evaluate_configuration import ConfigurationEvaluator
@@ -212,10 +212,7 @@ def read_tuning(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    try:
-        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    if not isinstance(kept, dict) or "trials" not in kept:
+    kept = read_json_object(path)
+    if "trials" not in kept:
         raise FileFormatError(path, None, "is not what a tuning run writes")
     return unsealed(path, kept, folder / ASKED_FILE)

@@ -55,28 +55,26 @@ from .texts import read_conversations, read_custom_jsonl, read_json_array, read_
 from .vllm_log import is_vllm_log, read_vllm_log
 
 
-def timed_jsonl(
-    unit: str, *, kind: str = "type", strangers: Sequence[str] = ()
-) -> Callable[[Path], WorkloadTrace]:
+def timed_jsonl(unit: str, *, strangers: Sequence[str] = ()) -> Callable[[Path], WorkloadTrace]:
     """A reader of `timestamp`, `input_length`, `output_length` a line, and what else there is of
     `hash_ids`, `session_id` and `delay`.
 
     `timestamp` and `delay` are in `unit`; times since 1970 in that of their size. A line of a
     session without a timestamp arrives `delay` after the answer to the session's line before. The
-    column `kind`, if there is one, becomes the class. A key of `strangers` shows that the file has
+    column `type`, if there is one, becomes the class. A key of `strangers` shows that the file has
     another format.
     """
 
     def read_timed(path: Path) -> WorkloadTrace:
-        optional = (_TIMED[0], "hash_ids", "session_id", "delay", kind)
+        optional = (_TIMED[0], "hash_ids", "session_id", "delay", "type")
         table = read_jsonl(path, _TIMED[1:], optional)
         if stranger := next((name for name in strangers if name in table.unread), None):
             raise FileFormatError(path, None, f"some lines have {stranger}: give --format bailian")
         prompt_tokens, output_tokens = table.ints(_TIMED[1]), table.ints(_TIMED[2])
         values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
         values |= hashed_blocks(table, prompt_tokens)
-        if any(table.columns[kind]):
-            values["class_index"], values["class_names"] = table.names(kind)
+        if any(table.columns["type"]):
+            values["class_index"], values["class_names"] = table.names("type")
         kept = None
         if None in table.cells(_TIMED[0]):
             arrival, values["follows"] = _turns(table)

@@ -44,7 +44,6 @@ from ..cluster.recorder import (
     timeline_of,
     totals_of,
 )
-from ..cluster.traced_cluster import TracedCluster
 from ..loop.engine_instance import EngineInstance, Iterating
 from ..loop.gc_control import collections_off
 from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_blocks, fit_embeds
@@ -201,7 +200,11 @@ def simulate(
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
     arrivals = Arrivals(workload, skip=rejected)
-    kind = cluster or (Cluster if trace is None else partial(TracedCluster, trace=trace))
+    kind = cluster or Cluster
+    if cluster is None and trace is not None:
+        from ..cluster.traced_cluster import TracedCluster
+
+        kind = partial(TracedCluster, trace=trace)
     ran = kind(
         [*handles, *beside],
         across,

@@ -46,7 +46,6 @@ def simulate_models(
     models: Mapping[str, OneModel],
     *,
     gpus: int,
-    node_gpus: int = 8,
     overlong_requests: str = "error",
     progress: Callable[[int, float], None] | None = None,
     trace: EngineTrace | None = None,
@@ -58,7 +57,6 @@ def simulate_models(
         policy: the system.
         models: by the names that the workload has for them; all on the same kind of GPU.
         gpus: how many.
-        node_gpus: how many share a host; a model's parts stand on one.
         overlong_requests: `error` or `reject` for requests longer than a model's context, or than
             what a GPU holds beside the model alone.
         progress: called now and then with (requests ended, clock in seconds).
@@ -89,7 +87,6 @@ def simulate_models(
         Arrivals(workload, skip=rejected),
         recorder,
         workload.model_index,
-        node_gpus=node_gpus,
         sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         progress=progress,
     )

@@ -32,6 +32,7 @@ from .torch_errors import WorkerError
 from .weights import Layer, Linear
 
 HERE = 0
+_ECHOES = 5
 _LOOK_S = 0.02  # how often the start of the others is looked at
 
 
@@ -121,10 +122,10 @@ class Workers:
             self.tell(rank, (None, "", ()))
             self.answer(rank)
 
-    def echo_s(self, payload: torch.Tensor, times: int = 5) -> float:
+    def echo_s(self, payload: torch.Tensor) -> float:
         """Seconds for a tensor to the first worker and back: the median of several times."""
         times_s = []
-        for _ in range(times):
+        for _ in range(_ECHOES):
             begin_s = time.perf_counter()
             self.of(HERE).ask(self.ranks[0], "echo", payload)
             times_s.append(time.perf_counter() - begin_s)

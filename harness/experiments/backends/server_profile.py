@@ -17,9 +17,9 @@ from ....predictors.profiles.profile_format import Profile, Source, table_of, wr
 from ....predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
 from ....predictors.specs import ModelSpec, model
 from ....workloads.errors import SloBenchError
-from ....workloads.parsing import parse_json
+from ....workloads.parsing import read_json_object
 from ...engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
-from ...results.engine_logs import meta_path, read_meta
+from ...results.engine_logs import meta_path
 from ...results.step_log import StepLogContent, logged
 from ...servers.launch.server_kind import ServerKind
 from ...servers.server_kinds import server_kind
@@ -100,7 +100,7 @@ def _measured(
     broken = [row for row in rows if not row["finished"]]
     if broken:
         raise SloBenchError(f"a level failed: {broken[0].get('invalid_because')}; see {folder}")
-    metas = [read_meta(meta_path(folder, str(row["cell"]))) for row in rows]
+    metas = [read_json_object(meta_path(folder, str(row["cell"]))) for row in rows]
     device = "cpu" if rows[0]["gpu"] == "cpu" else "unknown"
     return metas, StepLogContent.joined(logged(folder, meta) for meta in metas), device
 
@@ -174,7 +174,7 @@ def _settings(
 
 def _dtype(folder: Path) -> str:
     """Dtype of the checkpoint, in which servers compute."""
-    fields = parse_json((folder / "config.json").read_text("utf-8"))
+    fields = read_json_object(folder / "config.json")
     dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     return _DTYPES.get(dtype, "bf16")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +96,9 @@ def all_anchored(
         table, _, name = path.rpartition(".")
         value = tables.get(table, {}).get(name)
         if value and declaration.setting.file == "maybe":
-            tables[table][name] = _anchored(value, folder)
+            tables[table][name] = _in_each(value, partial(_anchored, folder=folder))
         elif value and declaration.setting.file == "within":
-            tables[table][name] = _within(value, folder)
+            tables[table][name] = _in_each(value, partial(_within, folder=folder))
         elif value and declaration.setting.file == "yes":
             tables[table][name] = str(folder / value)
     if _is_table(settings.get("parameters")):
@@ -116,12 +117,15 @@ def _is_table(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _anchored(value: object, folder: Path) -> object:
-    """Names of files in `folder`, made absolute; what is no file stays as it is."""
+def _in_each(value: object, change: Callable[[str], str]) -> object:
+    """The value with every text in it changed."""
     if isinstance(value, list | tuple):
-        return type(value)(_anchored(entry, folder) for entry in value)
-    if not isinstance(value, str):
-        return value
+        return type(value)(_in_each(entry, change) for entry in value)
+    return change(value) if isinstance(value, str) else value
+
+
+def _anchored(value: str, folder: Path) -> str:
+    """The name of a file in `folder`, made absolute; what is no file stays as it is."""
     path, colon, rest = value.partition(":")
     # A name like `sharegpt` is the catalogue's, also where a folder of that name exists.
     like_a_path = "/" in path or Path(path).suffix
@@ -130,12 +134,8 @@ def _anchored(value: object, folder: Path) -> object:
     return value
 
 
-def _within(value: object, folder: Path) -> object:
-    if isinstance(value, list | tuple):
-        return type(value)(_within(entry, folder) for entry in value)
-    if not isinstance(value, str):
-        return value
-    return re.sub(r"[^:@<=]+", lambda part: str(_anchored(part[0], folder)), value)
+def _within(value: str, folder: Path) -> str:
+    return re.sub(r"[^:@<=]+", lambda part: _anchored(part[0], folder), value)
 
 
 class SettingError(SloBenchError):

@@ -27,12 +27,10 @@ from ....predictors.operators.front_end import FrontEnd, front_end
 from ....predictors.operators.server_version import ServerVersion
 from ....predictors.placement import Placement, smallest_tp, uneven_kv_heads
 from ....predictors.profiles.build_model import default_host, profiled_gpu
-from ....predictors.profiles.formulas import profiled_step_time
 from ....predictors.profiles.profile_format import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
 from ....predictors.server_memory import placed_memory
 from ....predictors.specs import GIB, gpu, link, model
-from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import MixedSource, TaskSource, TraceSource, WorkloadSource
 from ....workloads.errors import SloBenchError
@@ -391,6 +389,8 @@ def _measured_blocks(profile: Profile | None, spec: PlacementSpec) -> int | None
 def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
     """The same model where a device map puts it."""
     assert spec.device_map is not None
+    from ....predictors.staged import staged_step_time
+
     mapped = read_device_map(spec.device_map)
     if model(mapped.model) != even.model:
         raise SloBenchError(
@@ -424,6 +424,8 @@ def _profiled(
                 f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
                 f"profile, or set {name} to {there}"
             )
+    from ....predictors.profiles.formulas import profiled_step_time
+
     return profiled_step_time(profile, default_host(host_s), placement=placement)
 
 

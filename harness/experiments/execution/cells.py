@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,9 +29,7 @@ from ...core.multi_model_policy import SharingPolicy
 from ...core.records.judging import judge
 from ...core.records.request_records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
-from ...engine.loop.traced_instance import EngineTrace
 from ...engine.simulator.simulate import simulate, simulate_blocks
-from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...policies.policy_faults import policy_errors
 from ...results.cell_files import (
     Choice,
@@ -59,6 +57,10 @@ from .cell_specs import (
     placed,
     source,
 )
+
+if TYPE_CHECKING:
+    from ...engine.loop.traced_instance import EngineTrace
+    from ...engine.simulator.simulate_models import OneModel
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs
@@ -181,6 +183,8 @@ def simulated(
     check_simulated(workload.bodies)
     chosen = configured(spec.system, spec.parameters)
     if chosen.sharing is not None:
+        from ...engine.simulator.simulate_models import simulate_models
+
         return simulate_models(
             workload,
             chosen.sharing,
@@ -323,6 +327,8 @@ def models_of(
     Raises:
         SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
     """
+    from ...engine.simulator.simulate_models import OneModel
+
     assert workload.models is not None
     models_by_name = {}
     for name in parse_models(workload.models).names:

@@ -34,13 +34,13 @@ from ....workloads.child_process import exit_reason, start_module
 from ....workloads.errors import SloBenchError
 from ....workloads.extras import import_failure
 from ....workloads.whole_file import write_whole
-from ...load_generator.load_progress import LoadProgress
 from ...policies.policy_faults import fault_text
 from ...results.run_folder import Row
 from .cell_specs import CellSpec
 from .cells import run_cell
 
 if TYPE_CHECKING:
+    from ...load_generator.load_progress import LoadProgress
     from ...load_generator.send_job import Senders
 
 Answer = TypeVar("Answer")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ....workloads.arrays import Ints
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.extras import is_installed
-from ....workloads.parsing import parse_json
+from ....workloads.parsing import read_json_object
 from ....workloads.request import Request
 
 Hashes = NDArray[np.uint64]
@@ -59,9 +59,9 @@ class PromptMaker:
         self._id_texts: NDArray[np.bytes_] | None = None  # of all ids, with a comma
         self._encoded = 0  # ids, before there were these texts
 
-    def token_ids_json(self, request: Request, first: int = 0) -> bytes:
+    def token_ids_json(self, request: Request) -> bytes:
         """Return `token_ids` as a list in JSON."""
-        drawn = self._drawn(request)[first:] % np.uint64(len(self._ids))
+        drawn = self._drawn(request) % np.uint64(len(self._ids))
         if self._id_texts is None:
             self._encoded += len(drawn)
             if self._encoded < len(self._ids):  # too few to be worth the text of each id
@@ -165,7 +165,7 @@ class Vocabulary:
         """
         tokenizer = folder / "tokenizer.json"
         if tokenizer.is_file():
-            table = _json(tokenizer)
+            table = read_json_object(tokenizer)
             model, added = table.get("model"), table.get("added_tokens") or []
             vocabulary = model.get("vocab") if isinstance(model, dict) else None
             vocabulary_ids: set[int]
@@ -183,7 +183,7 @@ class Vocabulary:
             config = folder / "config.json"
             if not config.is_file():
                 raise FileFormatError(folder, None, "has neither tokenizer.json nor config.json")
-            size = _json(config).get("vocab_size")
+            size = read_json_object(config).get("vocab_size")
             if not isinstance(size, int) or not 0 <= size <= _MOST_IDS:
                 raise FileFormatError(config, None, "has no vocab_size")
             ids = list(range(min(3, size), size))  # the first are special more often than not
@@ -196,16 +196,6 @@ def _id(path: Path, token_id: object) -> int:
     if not isinstance(token_id, int) or not 0 <= token_id <= _MOST_IDS:
         raise FileFormatError(path, None, f"a token's id is {token_id!r:.40}")
     return token_id
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(path, None, "is no JSON object")
-    return content
 
 
 def load_encoder(folder: Path) -> Any:

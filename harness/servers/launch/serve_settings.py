@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....predictors.device_map import DeviceMap
 from ....workloads.errors import SloBenchError
-from ....workloads.parsing import parse_json
+from ....workloads.parsing import read_json_object
 from ...core.cluster_policy import ClusterPolicy, OnServers
 from ...core.policy import AnyPolicy, Policy, overrides
 from ...policies.systems import System
@@ -166,7 +166,7 @@ class Serve(ServerSettings):
         if reason := kind.stages_refusal(installation.device, inside, len(placed.stages)):
             raise SloBenchError(reason)
         config = Path(self.model) / "config.json"
-        model_config = parse_json(config.read_text("utf-8")) if config.is_file() else {}
+        model_config = read_json_object(config) if config.is_file() else {}
         layers = model_config.get("num_hidden_layers", sum(placed.layers))
         if layers != sum(placed.layers):
             raise SloBenchError(

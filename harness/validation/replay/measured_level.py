@@ -17,6 +17,7 @@ from ....predictors.profiles.profile_format import Profile, Source
 from ....predictors.profiles.step_time_table import Host
 from ....predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ....workloads.errors import SloBenchError
+from ....workloads.parsing import read_json_object
 from ....workloads.workload import take
 from ...experiments.execution.cell_specs import CellSpec
 from ...experiments.execution.cells import output_tokens_p90, predicted_output_tokens, workload_of
@@ -29,7 +30,6 @@ from ...results.engine_logs import (
     meta_path,
     profiling_cell,
     read_cell,
-    read_meta,
     repeated_cell,
 )
 from ...results.read_run import detail_file, read_table
@@ -52,7 +52,9 @@ class MeasuredLevel:
     def read(cls, root: Path, cell: str) -> MeasuredLevel:
         """Read the files of a cell below `root`."""
         path = meta_path(root, cell)
-        return cls(cell, root, read_cell(root, cell), read_meta(path) if path.is_file() else {})
+        return cls(
+            cell, root, read_cell(root, cell), read_json_object(path) if path.is_file() else {}
+        )
 
     def again(self) -> list[MeasuredLevel]:
         """Repeated measurements of the level."""

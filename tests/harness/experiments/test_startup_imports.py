@@ -14,6 +14,14 @@ _SIMULATES = (
     "slo_bench.tuner.capacity.capacity_cells, slo_bench.harness.experiments.execution.workers"
 )
 _EXPERIMENT = "slo_bench.harness.experiments.experiment"
+# What only a trace, a real server, several models, a model's folder or a profile's file needs.
+_OF_SOME_EXPERIMENTS = {
+    "slo_bench.workloads.readers.formats",
+    "slo_bench.harness.load_generator.load_progress",
+    "slo_bench.harness.engine.simulator.simulate_models",
+    "slo_bench.predictors.model_config",
+    "slo_bench.predictors.profiles.formulas",
+}
 
 
 def loaded_by(statement: str, **environment: str) -> set[str]:
@@ -33,7 +41,7 @@ def loaded_by(statement: str, **environment: str) -> set[str]:
     ("modules", "without"),
     [
         (_SIMULATES, {"asyncio", "pydantic", "pandas", "pyarrow", "httptools", "rich"}),
-        (_EXPERIMENT, {"asyncio", "pandas", "pyarrow", "httptools", "rich"}),
+        (_EXPERIMENT, {"asyncio", "pandas", "pyarrow", "httptools", "rich", *_OF_SOME_EXPERIMENTS}),
         ("slo_bench.cli.main", {"numpy", "pydantic", "asyncio"}),
         # What the progress of a load imports, while its client should send and take times.
         ("slo_bench.reports.figures.figure", {"pandas", "pyarrow"}),
