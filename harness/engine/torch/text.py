@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ....workloads.parsing import parse_json
+from ....workloads.parsing import read_json_object
 from .torch_errors import ModelError
 
 
@@ -23,9 +23,7 @@ class Text:
             except Exception as error:  # the package raises no type of its own
                 raise ModelError(f"{folder}/tokenizer.json cannot be read: {error}") from None
         config = folder / "tokenizer_config.json"
-        self._fields: dict[str, Any] = (
-            parse_json(config.read_text("utf-8")) if config.is_file() else {}
-        )
+        self._fields = read_json_object(config) if config.is_file() else {}
         apart = folder / "chat_template.jinja"
         self._template = apart.read_text("utf-8") if apart.is_file() else None
         template = self._fields.get("chat_template")

@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from ....predictors.speculation import Speculation
-from ....workloads.errors import SloBenchError
-from ....workloads.parsing import parse_json
+from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.parsing import read_json_object
 from ...core.decisions import UNLIMITED
 from ...core.policy import AnyPolicy, Policy
 from ...core.wire import VLLM_FIELD
@@ -161,8 +161,8 @@ def _most_model_tokens(launch: Launch) -> int | None:
 def _context_tokens(model: str) -> int:
     """Context length in the model folder's config.json; 0 if the model is not a folder."""
     try:
-        config = parse_json((Path(model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        config = read_json_object(Path(model) / "config.json")
+    except FileFormatError:
         return 0
     return int(config.get("max_position_embeddings") or 0)
 

@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from slo_bench.harness.engine.torch import load_decoder as load
 from slo_bench.harness.engine.torch.load_decoder import load_decoder
+from slo_bench.harness.engine.torch.text import Text
 from slo_bench.harness.engine.torch.torch_errors import DoesNotFitError, ModelError
+from slo_bench.workloads.errors import FileFormatError
 
 pytestmark = pytest.mark.torch
 
@@ -64,6 +66,13 @@ def test_configuration_without_a_required_field_is_refused(folder: Path) -> None
     (folder / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match="lacks the field 'hidden_size'"):
         load_decoder(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_tokenizer_config_that_is_no_json_object_is_named(folder: Path, content: str) -> None:
+    (folder / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(FileFormatError, match=r"tokenizer_config\.json"):
+        Text(folder)
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,13 @@ def test_config_with_a_byte_order_mark_tells_context_and_dtype(here):
     assert (_context_tokens(str(folder)), _dtype(folder)) == (4096, "fp32")
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{", "null"])
+def test_context_of_a_config_that_holds_no_object_is_not_known(here, content):
+    folder = here / "models" / "tiny"
+    (folder / "config.json").write_text(content)
+    assert _context_tokens(str(folder)) == 0
+
+
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
