@@ -310,8 +310,17 @@ def read_residuals(text: str) -> Residuals:
 @lru_cache(maxsize=1)
 def residuals() -> Residuals:
     """The residuals that the package ships."""
-    packed = (files(__package__) / FILE).read_bytes()
-    return read_residuals(gzip.decompress(packed).decode())
+    return read_residuals(_shipped().decode())
+
+
+@lru_cache(maxsize=1)
+def residuals_id() -> str:
+    """What tells the residuals that the package ships from those of before: their CRC-32."""
+    return f"{zlib.crc32(_shipped()):08x}"
+
+
+def _shipped() -> bytes:
+    return gzip.decompress((files(__package__) / FILE).read_bytes())
 
 
 def coverage(

@@ -20,6 +20,7 @@ from ....predictors.bands import (
     model_kind,
     regime_of,
     residuals,
+    residuals_id,
 )
 from ....predictors.operators.server_version import DEFAULT_ENGINE
 from ....workloads.request import SLO_COLUMNS
@@ -80,7 +81,7 @@ def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
         seen_text = "seen" if joint.same_system else "not seen"
         seen_text += ", errors of kernel tables" * joint.borrowed
         basis = setting.engine, setting.step_time, setting.gpu, f"tp {spec.placement.tp}", seen_text
-        columns[BAND_BASIS] = ", ".join(basis)
+        columns[BAND_BASIS] = f"{', '.join(basis)}, residuals {residuals_id()}"
         columns[BAND_LEVEL] = joint.level
         columns[BAND_DRAWS] = " ".join(f"{share:.4g}" for share in shares[joint.evenly(_DRAWS)])
     return {n: round(v, 9) if isinstance(v, float) else v for n, v in columns.items()}

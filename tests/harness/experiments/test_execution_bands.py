@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.experiments.execution import cell_bands
 from slo_bench.harness.experiments.execution.cell_bands import (
     attainments,
     band_columns,
@@ -22,7 +23,8 @@ from slo_bench.harness.experiments.execution.cells import (
 )
 from slo_bench.harness.experiments.execution.experiment_plan import plan
 from slo_bench.harness.results.request_fold import RequestSample
-from slo_bench.predictors.bands import KERNELS, LEVEL, Spread, residuals
+from slo_bench.predictors.bands import KERNELS, LEVEL, Spread, residuals, residuals_id
+from slo_bench.reports.compare.model_error import error_draws, mean_draws
 from slo_bench.tuner.capacity.folder import prediction_band
 
 
@@ -46,10 +48,24 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
     assert columns["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
     assert columns["band_low_attainment"] <= columns["band_high_attainment"]
     assert columns["band_basis"].startswith("vllm, kernel tables, h200-141g, tp 1, ")
+    assert columns["band_basis"].endswith(f", residuals {residuals_id()}")
     assert "band_low_throughput_rps" not in columns  # the offered rate sets it
     draws = [float(text) for text in columns["band_draws"].split()]
     assert len(draws) == 40
     assert columns["band_low_attainment"] <= np.median(draws) <= columns["band_high_attainment"]
+
+
+def test_cells_of_other_residuals_share_no_errors(cell, monkeypatch):
+    spec, workload, result, row = cell
+
+    def of_residuals(name):
+        monkeypatch.setattr(cell_bands, "residuals_id", lambda: name)
+        banded = row | band_columns(spec, sampled(workload, result), row)
+        return error_draws(banded | {"model": "m"}, "attainment")
+
+    before, same, now = map(of_residuals, ("1", "1", "2"))
+    assert mean_draws([before, same]) is not None
+    assert mean_draws([before, now]) is None
 
 
 def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
