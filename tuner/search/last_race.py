@@ -25,7 +25,7 @@ from .evaluate_configuration import (
 
 LAST_RACE_RUNS = 40  # in all, where the study has no budget of requests
 LAST_RACE_SEEDS = 600_000  # away from those of searches and races
-LEAST_ROUNDS = 3  # of all, for which the requests must suffice
+LEAST_ROUNDS = 2  # of all, for which the requests must suffice
 _OUT_SIGMAS = 3.0  # standard errors of a difference; batches in a row are alike
 _APPROACHES, _OFF_LOGITS, _WIDEST_MOVE = 3, 0.3, 0.1  # of the rate to the leader's capacity
 _LEAST_SLOPE = 10.0  # that an approach trusts, so that it goes not too far
