@@ -344,7 +344,7 @@ _FORMATS = (
         "keys",
         ("conversations",),
     ),
-    Format("conversation", read_conversations, "LMSYS, WildChat", "keys", ("conversation",)),
+    Format("lmsys", read_conversations, "LMSYS, WildChat", "keys", ("conversation",)),
     Format("messages", read_conversations, "chats, a JSON object a line", "keys", ("messages",)),
     Format("alpaca", read_json_array, "Alpaca, a JSON array"),
     Format("vllm-log", read_vllm_log, "vLLM's log of requests", "log", ("vllm",)),
