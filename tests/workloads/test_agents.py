@@ -254,13 +254,16 @@ def test_span_around_that_of_its_request_is_no_second_request(tmp_path):
         span("alone", "main", 10, 12, "chat", (70, 7)),
         span("sub", "alone", 10, 12, "invoke_agent"),  # an agent's requests are its own
         span("third", "sub", 11, 12, "chat", (8, 1)),
+        span("asks", "main", 13, 19, "chat", (90, 9)),
+        span("tool", "asks", 14, 18, "execute_tool"),  # as are a tool's
+        span("fourth", "tool", 15, 17, "chat", (6, 2)),
     ]
     path = tmp_path / "spans.json"
     path.write_text(json.dumps(otlp(spans)))
     recorded = read(path)
     (steps,) = recorded.tasks
-    assert sorted(step.prompt_tokens for step in steps) == [8, 50, 70, 100]
-    assert "1 of 7 requests without tokens left out" in recorded.notes
+    assert sorted(step.prompt_tokens for step in steps) == [6, 8, 50, 70, 90, 100]
+    assert "1 of 9 requests without tokens left out" in recorded.notes
     assert "2 spans around the spans of their requests left out" in recorded.notes
 
 

@@ -35,6 +35,7 @@ from .table_reader import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
+_APART = (*_AGENTS, "execute_tool", "tool")  # requests within are not those around
 _TOKENS = {
     "in": (
         *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
@@ -320,7 +321,9 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
     outer = {
         key
         for inner in served
-        for key in takewhile(lambda key: key not in agents, _ancestors(spans, spans[inner]))
+        for key in takewhile(
+            lambda key: spans[key].operation not in _APART, _ancestors(spans, spans[inner])
+        )
         if key in served
     }
     for key, span in spans.items():
