@@ -257,13 +257,15 @@ def test_span_around_that_of_its_request_is_no_second_request(tmp_path):
         span("asks", "main", 13, 19, "chat", (90, 9)),
         span("tool", "asks", 14, 18, "execute_tool"),  # as are a tool's
         span("fourth", "tool", 15, 17, "chat", (6, 2)),
+        span("guarded", "main", 19, 20, "chat", (60, 40)),
+        span("guard", "guarded", 19, 19.2, "chat", (5, 1)),  # has too few tokens to be the same
     ]
     path = tmp_path / "spans.json"
     path.write_text(json.dumps(otlp(spans)))
     recorded = read(path)
     (steps,) = recorded.tasks
-    assert sorted(step.prompt_tokens for step in steps) == [6, 8, 50, 70, 90, 100]
-    assert "1 of 9 requests without tokens left out" in recorded.notes
+    assert sorted(step.prompt_tokens for step in steps) == [5, 6, 8, 50, 60, 70, 90, 100]
+    assert "1 of 11 requests without tokens left out" in recorded.notes
     assert "2 spans around the spans of their requests left out" in recorded.notes
 
 
