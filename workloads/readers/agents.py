@@ -324,7 +324,7 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
         above = takewhile(
             lambda key: spans[key].operation not in _APART, _ancestors(spans, spans[inner])
         )
-        if (around := next((key for key in above if key in served), None)) is not None:
+        if (around := next((key for key in above if key in served), inner)) != inner:
             within[around] += output
     outer = {key for key, output in within.items() if 2 * output >= served[key][1]}
     for key, span in spans.items():
