@@ -10,6 +10,7 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
+from ...workloads.whole_file import write_whole
 from ..options.from_schema import with_options
 from ..options.parameters import argument, flag, option
 from .compare import METRICS, SYSTEMS, Compared
@@ -60,7 +61,7 @@ def gate(
         judgement = judge_comparison(comparison, bound)
     except NotComparableError as error:
         if markdown is not None:
-            markdown.write_text(not_comparable_markdown(str(error)), "utf-8")
+            write_whole(markdown, [not_comparable_markdown(str(error)).encode()])
         if as_json:
             typer.echo(
                 json.dumps({"verdict": "not comparable", "passed": False, "reason": str(error)})
@@ -68,7 +69,7 @@ def gate(
             raise typer.Exit(2) from None
         raise SloBenchError(f"not comparable: {error}") from None
     if markdown is not None:
-        markdown.write_text(judgement_markdown(comparison, judgement), "utf-8")
+        write_whole(markdown, [judgement_markdown(comparison, judgement).encode()])
     if as_json:
         typer.echo(json.dumps(_json(comparison, judgement), allow_nan=False, ensure_ascii=False))
     else:

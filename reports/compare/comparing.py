@@ -246,7 +246,7 @@ def compare(
         notes.append(f"left out: {nothing}.")
     for name in sorted(a.made_by.keys() & b.made_by.keys()):
         if (made_a := a.made_by[name]) != (made_b := b.made_by[name]):
-            notes.append(f"{name} differs, and with it results: {made_a}; then {made_b}.")
+            notes.append(f"{name} differs, so that results may: {made_a}; then {made_b}.")
     if not all(row.paired for row in rows):
         notes.append(
             "unpaired: A and B did not serve the same requests, so that differences between "

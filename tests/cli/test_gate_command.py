@@ -35,6 +35,12 @@ def test_gate_of_equal_runs_passes(slo_bench, runs):
     assert lines[-1].startswith("passed: nothing")
 
 
+def test_table_that_cannot_be_written_is_told(slo_bench, runs):
+    table = runs / "base" / "cells.csv" / "table.md"
+    code, _, err = slo_bench("gate", runs / "base", runs / "same", "--markdown", table)
+    assert (code, f"cannot write {table}: " in err.replace("\n", "")) == (2, True)
+
+
 @pytest.mark.slow
 def test_gate_of_a_slower_run_fails_with_exit_code_1(slo_bench, runs):
     code, out, _ = slo_bench("gate", runs / "base", runs / "slow", "--metric", "tpot_p50,ttft_p50")

@@ -246,6 +246,7 @@ def test_span_around_that_of_its_request_is_no_second_request(tmp_path):
     """As where a client and its server, or a framework and its library, write spans of a call."""
     spans = [
         span("main", "", 0, 20, "invoke_agent"),
+        span("root", "root", 0, 1, "chat", (4, 4)),  # some name a root as its own parent
         span("whole", "main", 0, 8, "chat", (150, 30)),  # the sum of two
         span("first", "whole", 0, 2, "chat", (100, 20)),
         span("server", "first", 0.1, 2, "chat", (100, 20)),
@@ -254,13 +255,18 @@ def test_span_around_that_of_its_request_is_no_second_request(tmp_path):
         span("alone", "main", 10, 12, "chat", (70, 7)),
         span("sub", "alone", 10, 12, "invoke_agent"),  # an agent's requests are its own
         span("third", "sub", 11, 12, "chat", (8, 1)),
+        span("asks", "main", 13, 19, "chat", (90, 9)),
+        span("tool", "asks", 14, 18, "execute_tool"),  # as are a tool's
+        span("fourth", "tool", 15, 17, "chat", (6, 2)),
+        span("guarded", "main", 19, 20, "chat", (60, 40)),
+        span("guard", "guarded", 19, 19.2, "chat", (5, 1)),  # has too few tokens to be the same
     ]
     path = tmp_path / "spans.json"
     path.write_text(json.dumps(otlp(spans)))
     recorded = read(path)
     (steps,) = recorded.tasks
-    assert sorted(step.prompt_tokens for step in steps) == [8, 50, 70, 100]
-    assert "1 of 7 requests without tokens left out" in recorded.notes
+    assert sorted(step.prompt_tokens for step in steps) == [4, 5, 6, 8, 50, 60, 70, 90, 100]
+    assert "1 of 12 requests without tokens left out" in recorded.notes
     assert "2 spans around the spans of their requests left out" in recorded.notes
 
 

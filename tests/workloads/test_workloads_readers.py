@@ -128,14 +128,45 @@ def test_mooncake_times_that_may_be_ms_or_seconds_are_refused_with_both_mends(tm
     )
     with pytest.raises(FileFormatError) as refusal:
         read(stored(tmp_path, "".join(rows)))
-    assert "for ms run jq -c '.timestamp -= 1700000000' " in str(refusal.value)
-    assert "for seconds jq -c '.timestamp *= 1000' " in str(refusal.value)
+    # Packed files, too, and lines without a time.
+    assert "for ms run gzip -dcf " in str(refusal.value)
+    assert " | jq -c '(.timestamp | numbers) -= 1700000000' > trace.new" in str(refusal.value)
+    assert " | jq -c '(.timestamp | numbers) *= 1000' > trace.new" in str(refusal.value)
+
+
+def test_mooncake_times_since_1970_with_fractions_are_seconds(tmp_path):
+    rows = (
+        f'{{"timestamp": {1_700_000_000.25 + 2.5 * k}, "input_length": 9, "output_length": 1}}\n'
+        for k in range(3)
+    )
+    assert read(stored(tmp_path, "".join(rows))).workload.arrival_s.tolist() == [0, 2.5, 5]
+
+
+def test_what_metadata_holds_stands_back_behind_columns_of_their_own(tmp_path):
+    usage = {"input_tokens": 9, "output_tokens": 2}
+    within = {"arrival": 70, "input_tokens": 800, "cache_read_input_tokens": 5}
+    both = [
+        {"metadata": within | {"arrival": 7 * k}, "timestamp": k, "usage": usage} for k in (0, 1)
+    ]
+    trace = read(stored(tmp_path, "".join(f"{json.dumps(row)}\n" for row in both)))
+    assert trace.workload.arrival_s.tolist() == [0, 1]
+    assert trace.workload.prompt_tokens.tolist() == [9, 9]
+    alone = [{"metadata": {"timestamp": 7 * k}, "usage": usage} for k in (0, 1)]
+    trace = read(stored(tmp_path, "".join(f"{json.dumps(row)}\n" for row in alone)))
+    assert trace.workload.arrival_s.tolist() == [0, 7]
+
+
+def test_a_column_named_in_utc_stands_back_behind_one_that_is_not(tmp_path):
+    text = "timestamp_utc,timestamp,input_tokens,output_tokens\n"
+    text += "2026-01-01 00:00:00,0,9,1\n2026-01-01 00:00:00,0.5,9,1\n"
+    assert read(stored(tmp_path, text)).workload.arrival_s.tolist() == [0, 0.5]
 
 
 @pytest.mark.parametrize(
     "cells",
     [
         ("1.5e9", "1.500000001e9", "1.500000002e9"),  # all digits are there
+        ("1.5e+18", "1.500000001e+18", "1.500000002e+18"),
         ("46037", "46038", "46039"),
         ("46037.5", "46038.5", "46039.5"),  # a request a second
         ("2026-01-31 12:00:00 UTC", "2026-01-31 12:00:01 UTC", "2026-01-31 12:00:02 UTC"),

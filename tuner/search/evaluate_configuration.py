@@ -48,6 +48,7 @@ from .space import Configuration, Space, key_of
 LADDER = (1 / 8, 1 / 4, 1 / 2)  # of a run of a search; the lengths of a race's runs
 LEAST_REQUESTS = 200  # in a run
 _OUT_SIGMAS = (4.0, 3.0)  # after each run but the last, in standard errors
+_CLOSE_SIGMAS = 3.0  # below the leader, within which who lost may be as good
 _WORTH = 0.01  # of the capacity; a configuration that gains less need not be found
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 _FAR_LOGITS = 1.0  # from the target, where attainment says little of differences
@@ -82,11 +83,17 @@ class PruningThreshold:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Result of a race: whether it was lost, the estimated capacity, and what was run for it."""
+    """Result of a race: whether it was lost, the estimated capacity, and what was run for it.
+
+    `close`: it may be as good as the leader, within the error of the race, and is not the same.
+    `raced_rps`: the estimate by the share in SLO alone.
+    """
 
     lost: bool
     estimate_rps: float
     runs: tuple[LevelSample, ...]
+    close: bool = False
+    raced_rps: float = math.nan
 
     @property
     def attainment(self) -> float:
@@ -126,14 +133,14 @@ def pace_of(
         runs.append(runner.run(rate_rps, first_seed + place, requests[place]))
         if not runs[-1].valid:
             return None
-        away = _from_target(runs, target)
+        away = from_target(runs, target)
         if abs(away) > _OFF_LOGITS and widest > _LEAST_MOVE:
             move = min(max(away / slope, -widest), widest) if away > -_LOST_LOGITS else -widest
-            rate_rps, runs, widest = three_digits(_moved(rate_rps, move)), [], widest / 2
+            rate_rps, runs, widest = three_digits(moved(rate_rps, move)), [], widest / 2
         elif away < -2 * _LOST_LOGITS:
             return None  # hardly a request meets its SLO, and no other would be told from it
     met = tuple(run.batch_met for run in runs)
-    estimate_rps = _moved(rate_rps, away / slope)
+    estimate_rps = moved(rate_rps, away / slope)
     return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)
 
 
@@ -153,13 +160,13 @@ def _climbed(
         rate_rps = three_digits(rate_rps)
         run = runner.run(rate_rps, seed, requests)
         budget = options.budget.extended(run.horizon_s, rate_rps)
-        if run.valid and not run.settled and _from_target([run], target) >= 0:
+        if run.valid and not run.settled and from_target([run], target) >= 0:
             # A system that is overloaded may not have missed an SLO yet.
             longest = max(requests, int(budget.longest_run(rate_rps)))
             run = runner.run(rate_rps, seed, min(run.requests_to_settle, longest))
         if not run.valid:
             return None
-        away = _from_target([run], target)
+        away = from_target([run], target)
         if away >= 0:
             passing = rate_rps, away, run
         else:
@@ -177,10 +184,15 @@ def _climbed(
 
 
 def race(
-    runner: LevelRunner, pace: PruningThreshold, *, target: float, first_seed: int
+    runner: LevelRunner,
+    pace: PruningThreshold,
+    *,
+    target: float,
+    first_seed: int,
+    races_on: bool = False,
 ) -> RaceResult:
     """Run at the threshold's rate until the race is lost, the rate is far too low, or the last run
-    is done.
+    is done. `races_on`: whoever is behind before that has lost, since a last race follows.
     """
     runs: list[LevelSample] = []
     for place, requests in enumerate(pace.requests):
@@ -188,9 +200,9 @@ def race(
         if not run.valid:
             break  # inconclusive: a search must decide
         runs.append(run)
-        if _lost(runs, pace, last=place == len(pace.requests) - 1):
+        if _lost(runs, pace, last=place >= len(pace.requests) - 1 - races_on):
             return _outcome(runs, pace, lost=True)
-        far_ahead = min(_from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS
+        far_ahead = min(from_target(runs, target), _ahead(runs, pace)) > _FAR_LOGITS
         if far_ahead and len(runs) > 1:  # the first run starts empty, and flatters
             break
     return _outcome(runs, pace, lost=False)
@@ -198,20 +210,28 @@ def race(
 
 def _lost(runs: Sequence[LevelSample], pace: PruningThreshold, *, last: bool) -> bool:
     """Whether fewer requests meet their SLO than with the leader, or hardly more."""
-    gained = np.concatenate(
-        [np.subtract(run.batch_met, best) for run, best in zip(runs, pace.met, strict=False)]
-    ).astype(float)
+    gained, error = gained_by_batch([run.batch_met for run in runs], pace.met)
     total = float(gained.sum())
     if grows(runs) and total <= 0:
         return True
     counted, met = sum(run.counted for run in runs), _leaders(runs, pace)
-    if last or not gained.any():
+    if (last and total <= 0) or len(runs) == len(pace.requests) or not gained.any():
         # The very same twice makes no difference, unless both met all.
         return total <= 0 and len(runs) > 1 and bool(gained.any() or met < counted)
-    error = float(gained.std(ddof=1)) * math.sqrt(len(gained))
     share = met / counted
     worth = _WORTH * pace.slope * share * (1 - share) * counted
     return total - worth < -_OUT_SIGMAS[len(runs) - 1] * error
+
+
+def gained_by_batch(
+    met: Sequence[Sequence[float]], leaders: Sequence[Sequence[float]]
+) -> tuple[np.ndarray, float]:
+    """Requests in SLO above the leader's in each batch of as many runs as both have, shape
+    (batches,), and the standard error of their sum.
+    """
+    pairs = zip(met, leaders, strict=False)
+    gained = np.concatenate([np.subtract(batches, best) for batches, best in pairs]).astype(float)
+    return gained, float(gained.std(ddof=1)) * math.sqrt(len(gained))
 
 
 def _leaders(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
@@ -225,7 +245,7 @@ def _leaders(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
 def _ahead(runs: Sequence[LevelSample], pace: PruningThreshold) -> float:
     """Logits by which the attainment of runs is above the leader's."""
     counted = sum(run.counted for run in runs)
-    return _logit(sum(run.met for run in runs), counted) - _logit(_leaders(runs, pace), counted)
+    return logit(sum(run.met for run in runs), counted) - logit(_leaders(runs, pace), counted)
 
 
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
@@ -235,27 +255,30 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     """
     if not runs:
         return RaceResult(lost, pace.estimate_rps, ())
-    estimate_rps = _moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
+    gained, error = gained_by_batch([run.batch_met for run in runs], pace.met)
+    close = bool(gained.any()) and float(gained.sum()) > -_CLOSE_SIGMAS * error
+    raced_rps = estimate_rps = moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
         most_rps = min(pace.estimate_rps, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
         estimate_rps = min(estimate_rps, most_rps)
-    return RaceResult(lost, estimate_rps, tuple(runs))
+    return RaceResult(lost, estimate_rps, tuple(runs), close, raced_rps)
 
 
-def _moved(rate_rps: float, log_factor: float) -> float:
+def moved(rate_rps: float, log_factor: float) -> float:
     """The rate times e to the `log_factor`, which is limited."""
     farthest = math.log(_FARTHEST)
     return rate_rps * math.exp(min(max(log_factor, -farthest), farthest))
 
 
-def _from_target(runs: Sequence[LevelSample], target: float) -> float:
+def from_target(runs: Sequence[LevelSample], target: float) -> float:
     """Logits by which the attainment of runs is above the target."""
     met, counted = sum(run.met for run in runs), sum(run.counted for run in runs)
-    return _logit(met, counted) - math.log(target / (1 - target))
+    return logit(met, counted) - math.log(target / (1 - target))
 
 
-def _logit(met: float, counted: int) -> float:
+def logit(met: float, counted: int) -> float:
+    """Logit of a share of requests, finite where all or none met their SLO."""
     share = (met + 0.5) / (counted + 1)
     return math.log(share / (1 - share))
 
@@ -306,6 +329,13 @@ class ConfigurationEvaluator:
     def simulated(self) -> bool:
         """Whether configurations are simulated; else real servers run them."""
         return self.experiment.backend == SIMULATED
+
+    @property
+    def races_on(self) -> bool:
+        """Whether close configurations race on in the end: for the capacity alone, and simulated,
+        since a server would have to be started for every run.
+        """
+        return self.simulated and self.aim.names == (CAPACITY,)
 
     @property
     def options(self) -> SearchOptions:
@@ -415,6 +445,8 @@ class ConfigurationEvaluator:
                     "raced_at_rps": pace.rate_rps,
                     "raced_attainment": raced.attainment,
                     "raced_requests": raced_requests,
+                    "raced_rps": finite(raced.raced_rps),
+                    "close": raced.close,
                 }
                 report(raced_requests, raced.estimate_rps)
             else:
@@ -442,10 +474,16 @@ class ConfigurationEvaluator:
         if pace is None:
             begin_rps = start_rps(self.experiment, runs.spec, runs)
         else:
-            raced = race(runs, pace, target=self.aim.target, first_seed=first_seed)
+            raced = race(
+                runs,
+                pace,
+                target=self.aim.target,
+                first_seed=first_seed,
+                races_on=self.races_on,
+            )
             if raced.lost:
                 return raced
-            far = _from_target(raced.runs, self.aim.target) > _FAR_LOGITS
+            far = from_target(raced.runs, self.aim.target) > _FAR_LOGITS
             if len(raced.runs) == len(pace.requests) and not far:
                 met = tuple(run.batch_met for run in raced.runs)
                 return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)

@@ -86,6 +86,13 @@ class Runs:
         return sum(run.sample.requests for run in self._known.values())
 
     @property
+    def results(self) -> frozenset[Hashable]:
+        """What was run, and the requests in SLO by batch: the same of configurations that make no
+        difference.
+        """
+        return frozenset((key, run.sample.batch_met) for key, run in self._known.items())
+
+    @property
     def wall_s(self) -> float:
         """Total duration of the runs in seconds."""
         return sum(run.sample.wall_s for run in self._known.values())

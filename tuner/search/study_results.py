@@ -39,6 +39,9 @@ CONFIGURATION = "configuration"
 SAME_AS = "same_as"
 PROOF = "proof"  # attribute of a trial that searches the capacity of one: the race's estimate
 PROVED_KEY = "{}:proved"  # the key of that trial
+LAST_RACE = "last_race"  # attribute of a trial that races close ones on: them, and its requests
+LAST_RACE_KEY = "last race of {0[trials]} with {0[most_requests]} requests"
+STANDINGS = "standings"  # of that trial: trial, estimated capacity and requests, the best first
 _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
@@ -102,9 +105,14 @@ def unlike(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if not {SAME_AS, "infeasible"} & t.user_attrs.keys()]
 
 
+def proposed(trial: FrozenTrial) -> bool:
+    """Whether a sampler proposed the trial; else it runs known configurations on."""
+    return not {PROOF, LAST_RACE} & trial.user_attrs.keys()
+
+
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Trials that count: each configuration that can be deployed once."""
-    return [t for t in unlike(trials) if PROOF not in t.user_attrs]
+    return [t for t in unlike(trials) if proposed(t)]
 
 
 def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -134,16 +142,29 @@ def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | 
 
 
 def rows_of(trials: Sequence[FrozenTrial]) -> dict[int, TrialRow]:
-    """Rows of the configurations that were evaluated, by trial. Where the capacity of one that led
-    was searched later, the row has that result.
+    """Rows of the configurations that were evaluated, by trial. Where one raced on, or the capacity
+    of one that led was searched, the row has that result.
     """
     ended = [t for t in trials if t.state in _DONE and SAME_AS not in t.user_attrs]
     proofs = {noted(t, KEY): t for t in ended if PROOF in t.user_attrs}
-    return {
+    rows = {
         t.number: _row(t, proofs.get(PROVED_KEY.format(noted(t, KEY)), t))
         for t in ended
-        if PROOF not in t.user_attrs
+        if proposed(t)
     }
+    for number, estimate_rps, requests in (s for t in ended for s in noted(t, STANDINGS) or ()):
+        if number in rows:
+            row = rows[number]
+            values = (estimate_rps,) if row.state == LOST else row.values
+            rows[number] = replace(row, values=values, requests=max(row.requests, requests))
+    return rows
+
+
+def last_raced(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The trial of the last race; None where there is none, or others were tried since."""
+    last = max((t.number for t in counted(trials)), default=0)
+    races = [t for t in trials if t.number > last and LAST_RACE in t.user_attrs]
+    return races[-1] if races else None
 
 
 def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
@@ -175,8 +196,8 @@ def _capped(row: TrialRow, best: Sequence[TrialRow], aim: Aim) -> TrialRow:
 def best_of(
     trials: Sequence[FrozenTrial], aim: Aim, *, estimated: bool = False
 ) -> tuple[TrialRow, ...]:
-    """The best so far: one, or the Pareto front; of equal trials the first. None before any was
-    searched to the end, unless what races have `estimated` counts.
+    """The best so far: one, or the Pareto front; of equal trials the first, of those in a last race
+    its winner. None before any was searched to the end, unless what races have `estimated` counts.
     """
     rows = rows_of(trials)
     counting = (FINISHED, UNDECIDED, *([LOST] if estimated and CAPACITY in aim.names else []))
@@ -191,12 +212,15 @@ def best_of(
         distinct = {row.values: row for row in reversed(front)}
         return tuple(sorted(distinct.values(), key=lambda row: row.values or ()))
     sign = -1.0 if aim.single.maximise else 1.0
+    race = last_raced(trials)
+    standings = [] if race is None else noted(race, STANDINGS) or []
+    ranks = {number: rank for rank, (number, *_) in enumerate(standings)}
 
-    def order(row: TrialRow) -> tuple[float, float, int]:
+    def order(row: TrialRow) -> tuple[float, float, float, int]:
         assert row.values is not None
         # Of equal cost, the one that serves more of the requests in time.
         attained = float(row.figures.get("attainment", 0.0)) if aim.must_attain else 0.0
-        return sign * row.values[0], -attained, row.number
+        return ranks.get(row.number, math.inf), sign * row.values[0], -attained, row.number
 
     return tuple(sorted(finished, key=order)[:1])
 
@@ -209,9 +233,30 @@ def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> list[
         return []
     rows = rows_of(trials)
     usable = [t for t in evaluated(trials) if rows[t.number].state not in _UNUSABLE]
-    leaders = best_of(usable, aim, estimated=True)
+    races = [t for t in trials if LAST_RACE in t.user_attrs]
+    leaders = best_of((*usable, *races), aim, estimated=True)
     defaults = (row for row in rows.values() if default and row.default)
     return [row for row in (*leaders, *defaults) if rows[row.number].state == LOST]
+
+
+def close_ones(trials: Sequence[FrozenTrial], aim: Aim) -> list[TrialRow]:
+    """The leader of a study for the capacity, and whoever may be as good by the races: former
+    leaders and those that lost within the error of a race; the best first.
+    """
+    rows, led = rows_of(trials), {t.number for t in trials if noted(t, PACE) is not None}
+    leaders = best_of(trials, aim, estimated=True)
+    close = [
+        row
+        for row in rows.values()
+        if row.values is not None
+        and row.state not in _UNUSABLE
+        and (row in leaders or row.number in led or row.figures.get("close"))
+    ]
+
+    def raced_rps(row: TrialRow) -> float:
+        return float(row.figures.get("raced_rps", (row.values or (0.0,))[0]))
+
+    return sorted(close, key=lambda row: (row not in leaders, -raced_rps(row), row.number))
 
 
 def _row(trial: FrozenTrial, result: FrozenTrial) -> TrialRow:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from optuna.study import Study
@@ -13,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
+from ..capacity.capacity_options import SIMULATED_BUDGET
 from .evaluate_configuration import (
     LEAST_RUNS,
     ConfigurationEvaluator,
@@ -20,6 +22,7 @@ from .evaluate_configuration import (
     PruningThreshold,
     gpus_of,
 )
+from .last_race import LAST_RACE_RUNS, LAST_RACE_SEEDS, LEAST_ROUNDS, last_race
 from .runs import FAULTS, InfeasibleError, Runs
 from .samplers import SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
@@ -27,18 +30,24 @@ from .space import Tuning, key_of
 from .study_results import (
     CONFIGURATION,
     KEY,
+    LAST_RACE,
+    LAST_RACE_KEY,
     OWNER,
     PACE,
     PROOF,
     PROVED_KEY,
     SAME_AS,
+    STANDINGS,
     VALUES,
     TrialRow,
     best_of,
+    close_ones,
     counted,
     known_in_a_row,
+    last_raced,
     note,
     noted,
+    proposed,
     rivals_pace,
     rows_of,
     to_prove,
@@ -46,6 +55,7 @@ from .study_results import (
 from .trial_leases import alive, claim, cut_trials, one_at_a_time, wait_again
 
 PROOF_SHARE = 1 / 6  # of a budget, for the search of the leader's capacity
+LAST_RACE_SHARE = 1 / 6  # of a budget of requests, for the last race
 _STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
 _MOST_INFEASIBLE = 20  # and repeated ones, per trial
 
@@ -103,15 +113,13 @@ class StudyWorker:
                 wait_again(self.study, cut)
             trials = self.study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state is TrialState.WAITING]
-            begun = [
-                t for t in trials if t.state is not TrialState.WAITING and PROOF not in t.user_attrs
-            ]
+            begun = [t for t in trials if t.state is not TrialState.WAITING and proposed(t)]
             ended = self._spent(begun, _requests(trials)) or self._exhausted()
             if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
                 ended = not self._queue_untried(trials)
-            cut_before = any(noted(t, OWNER) or PROOF in t.user_attrs for t in waiting)
+            cut_before = any(noted(t, OWNER) or not proposed(t) for t in waiting)
             if ended and not cut_before:
-                return self._begin_proof(trials)
+                return self._begin_last_race(trials) or self._begin_proof(trials)
             trial = self.study.ask()
             note(trial, OWNER, self.name)
             return trial
@@ -125,11 +133,18 @@ class StudyWorker:
         return self._over_budget(requests)
 
     def _over_budget(self, requests: int) -> bool:
-        """Whether only what is kept for the search of the leader's capacity is left of a budget."""
-        settings = self.tuning.settings
-        most_requests, most_s = settings.max_requests, settings.max_time_s
-        if most_requests is not None and requests >= most_requests - self._kept_requests:
-            return True
+        """Whether only what is kept for the last race and the search of the leader's capacity is
+        left of a budget.
+        """
+        most_requests = self.tuning.settings.max_requests
+        if most_requests is not None:
+            race_share = LAST_RACE_SHARE * self.evaluation.races_on
+            if requests >= (1 - race_share) * most_requests - self._kept_requests:
+                return True
+        return self._over_time()
+
+    def _over_time(self) -> bool:
+        most_s = self.tuning.settings.max_time_s
         share = 1.0 - (PROOF_SHARE if CAPACITY in self.tuning.aim.names else 0.0)
         return most_s is not None and time.monotonic() - self._began_s >= share * most_s
 
@@ -148,23 +163,76 @@ class StudyWorker:
         """Begin the search of a leader's capacity; None if there is none to search, or others are
         still at work: the last of them does it.
 
-        The default is searched, too, unless a budget has ended the study. The trial never waits in
-        the queue, where another process could take it.
+        The default is searched, too, unless a budget has ended the study.
         """
         rows = self._unproved(trials)
         if not rows or any(t.state is TrialState.RUNNING for t in trials):
             return None
         values = rows[0].values
         assert values is not None
+        return self._begun(rows[0], {PROOF: values[self.tuning.aim.names.index(CAPACITY)]})
+
+    def _begun(self, row: TrialRow, attrs: dict[str, Any]) -> Trial:
+        """A trial of a known configuration with those attributes. It never waits in the queue,
+        where another process could take it.
+        """
         template = create_trial(
             state=TrialState.RUNNING,
-            system_attrs={"fixed_params": dict(rows[0].configuration)},  # as enqueue_trial has it
-            user_attrs={PROOF: values[self.tuning.aim.names.index(CAPACITY)]},
+            system_attrs={"fixed_params": dict(row.configuration)},  # as enqueue_trial has it
+            user_attrs=attrs,
         )
         trial_id = self.study._storage.create_new_trial(self.study._study_id, template)
         trial = Trial(self.study, trial_id)
         note(trial, OWNER, self.name)
         return trial
+
+    def _begin_last_race(self, trials: Sequence[FrozenTrial]) -> Trial | None:
+        """Begin the race of the configurations that are close to the leader; None where there are
+        none, they have raced, or what is left of a budget does not suffice.
+        """
+        if not self.evaluation.races_on or any(t.state is TrialState.RUNNING for t in trials):
+            return None
+        close = close_ones(trials, self.tuning.aim)
+        if not close or last_raced(trials) is not None:
+            return None
+        pace = self._pace(trials, close[0].figures["gpus"])
+        if pace is None or self._over_time():
+            return None
+        run_requests = pace.requests[-1]
+        most_requests = LAST_RACE_RUNS * run_requests
+        if self.tuning.settings.max_requests is not None:
+            left = self.tuning.settings.max_requests - _requests(trials) - self._kept_requests
+            most_requests = int(min(left, SIMULATED_BUDGET))
+        unlike = {self.evaluation.runs_of(row.configuration).results: row for row in close[::-1]}
+        racers = max(most_requests, 0) // (LEAST_ROUNDS * run_requests)
+        racing = [row for row in close if row in unlike.values()][:racers]
+        if len(racing) < 2:
+            return None
+        attrs = {"trials": [row.number for row in racing], "most_requests": most_requests}
+        return self._begun(racing[0], {LAST_RACE: attrs})
+
+    def _race_on(self, trial: Trial) -> None:
+        """Race the close ones, and note how they stand."""
+        trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
+        rows, race = rows_of(trials), trial.user_attrs[LAST_RACE]
+        runs = {k: self.evaluation.runs_of(rows[k].configuration) for k in race["trials"]}
+        pace = self._pace(trials, rows[race["trials"][0]].figures["gpus"])
+        assert pace is not None
+        try:
+            estimates_rps = last_race(
+                runs,
+                pace,
+                target=self.tuning.aim.target,
+                first_seed=self.evaluation.options.first_seed + LAST_RACE_SEEDS,
+                most_requests=race["most_requests"],
+            )
+        except NotDoneError:
+            raise  # as in other trials
+        except SloBenchError as error:  # the races decide, as without it
+            self._tell_failed(trial, str(error))
+            return
+        note(trial, STANDINGS, [(k, rps, runs[k].requests) for k, rps in estimates_rps.items()])
+        self.study.tell(trial, estimates_rps[race["trials"][0]])
 
     def leaves_a_proof(self) -> bool:
         """Whether the capacity of a leader is still to be searched: it was left to another process,
@@ -194,10 +262,17 @@ class StudyWorker:
         configuration = self.tuning.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
         key, near_rps = key_of(configuration), trial.user_attrs.get(PROOF)
-        same = claim(self.study, trial, key if near_rps is None else PROVED_KEY.format(key))
+        if near_rps is not None:
+            key = PROVED_KEY.format(key)
+        elif LAST_RACE in trial.user_attrs:
+            key = LAST_RACE_KEY.format(trial.user_attrs[LAST_RACE])
+        same = claim(self.study, trial, key)
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
+            return
+        if LAST_RACE in trial.user_attrs:
+            self._race_on(trial)
             return
         try:
             runs = self.evaluation.runs_of(configuration)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -35,6 +36,7 @@ from .table_reader import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
+_APART = (*_AGENTS, "execute_tool", "tool")  # requests within are not those around
 _TOKENS = {
     "in": (
         *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
@@ -317,12 +319,14 @@ def read_otel(path: Path) -> WorkloadTrace | RecordedTasks:
         if key not in agents and span.calls
     }
     served = {key: counts for key, counts in calls.items() if all(counts)}
-    outer = {
-        key
-        for inner in served
-        for key in takewhile(lambda key: key not in agents, _ancestors(spans, spans[inner]))
-        if key in served
-    }
+    within: Counter[tuple[str, str]] = Counter()  # output tokens of the requests next inside
+    for inner, (_, output) in served.items():
+        above = takewhile(
+            lambda key: spans[key].operation not in _APART, _ancestors(spans, spans[inner])
+        )
+        if (around := next((key for key in above if key in served), inner)) != inner:
+            within[around] += output
+    outer = {key for key, output in within.items() if 2 * output >= served[key][1]}
     for key, span in spans.items():
         here = next((agents[a] for a in _ancestors(spans, span) if a in agents), traces[key[0]])
         if key in agents:

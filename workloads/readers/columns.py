@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from shlex import quote
 
 import numpy as np
 
@@ -30,7 +31,7 @@ _YEAR_2100_S = 4.1e9
 _PART = re.compile(r'(?:"[^"]*"|[^,"])+')  # of the user's word, up to a comma
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 _DATE_FORM = "a date as 2026-01-31T12:00:00"
-_SHORTENED = re.compile(r"\d(?:\.(\d*))?e\+?(\d+)", re.IGNORECASE)
+_SHORTENED = re.compile(r"\d(?:\.(\d*))?E\+(\d+)")  # programs that keep all digits write e+12
 _DAYS = (36526, 73050)  # 2000 and 2100, as spreadsheets count days
 _LEAST_GAP_S = 0.01  # in the mean, where seconds as large as these days are taken for seconds
 
@@ -123,8 +124,8 @@ def parse_columns(text: str | None) -> dict[str, Column]:
 def words(name: str) -> str:
     """A name as it is compared: "ContextTokens" and "Context tokens" are alike."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_").removesuffix("_utc")
-    return plain.rpartition("usage_")[2].removeprefix("metadata_") or plain
+    plain = re.sub(r"[^a-z0-9]+", "_", apart.lower()).strip("_")
+    return plain.rpartition("usage_")[2] or plain
 
 
 def _unit(plain: str) -> tuple[str, str]:
@@ -135,11 +136,19 @@ def _unit(plain: str) -> tuple[str, str]:
 
 
 def roles(names: Iterable[str]) -> dict[str, Column]:
-    """The columns that hold arrivals and tokens, by their names alone."""
+    """The columns that hold arrivals and tokens, by their names alone; one of `metadata` or named
+    in UTC only where no other holds them.
+    """
+    plain = {name: words(name) for name in names}
+    shorter = {name: p.removesuffix("_utc").removeprefix("metadata_") for name, p in plain.items()}
+    return {**_roles(shorter), **_roles(plain)}
+
+
+def _roles(names: Mapping[str, str]) -> dict[str, Column]:
+    """The columns by the names that they are compared by."""
     compared: dict[str, Column] = {}
     times: dict[str, Column] = {}  # by names without their units
-    for name in names:
-        plain = words(name)
+    for name, plain in names.items():
         compared.setdefault(plain, Column(name))
         head, unit = _unit(plain)
         if unit:
@@ -208,9 +217,9 @@ def renamed(table: FileTable, mapping: Mapping[str, Column]) -> FileTable:
                 raise FileFormatError(
                     table.path,
                     1,
-                    f"no column of arrivals is known, but {name!r} looks like one: give --columns "
-                    f"arrival_s={name} (seconds; {name}:ms for milliseconds), or --columns "
-                    "arrival_s= to draw arrivals",
+                    f"no column of arrivals is known, but {name!r} looks like one: give "
+                    f"{_option(name)} (seconds; {_option(name, ':ms')} for milliseconds), or "
+                    f"--columns {ARRIVAL}= to draw arrivals",
                 )
     unread = (*table.unread, *left_out)
     return replace(table, columns=columns, unread=unread, notes=tuple(notes))
@@ -245,7 +254,7 @@ def _seconds(table: FileTable, column: Column) -> tuple[Floats, str]:
         raise table.fail(
             int(values.argmax()),
             f"{column.name} {cells[int(values.argmax())]!r:.40} is no time since 1970 of a known "
-            f"unit: give --columns {ARRIVAL}={column.name}:UNIT, or dates as 2026-01-31T12:00",
+            f"unit: give {_option(column.name, ':UNIT')}, or dates as 2026-01-31T12:00",
         )
     # Integers of nanoseconds lose their last digits as floats: subtract before.
     if largest > 2**53 and all(str(cell).strip().isdigit() for cell in cells):
@@ -272,8 +281,14 @@ def _check_spreadsheet(table: FileTable, column: Column, values: Floats, per_s: 
         raise table.fail(
             0,
             f"{column.name} {low:.15g} looks like a day of a spreadsheet: export its cells as "
-            f"2026-01-31 12:00:00, or give --columns {ARRIVAL}={column.name}:s for seconds",
+            f"2026-01-31 12:00:00, or give {_option(column.name, ':s')} for seconds",
         )
+
+
+def _option(name: str, unit: str = "") -> str:
+    """What a shell is given to read arrivals from a column."""
+    named = f'"{name}"' if re.search("[,:]", name) else name
+    return f"--columns {quote(f'{ARRIVAL}={named}{unit}')}"
 
 
 def epoch_unit(value: float) -> str:

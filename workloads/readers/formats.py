@@ -95,7 +95,7 @@ def _timed_unit(table: FileTable, arrival: Floats, unit: str) -> str:
     """The unit of times that are in `unit`, or since 1970 in the unit of their size.
 
     Raises:
-        FileFormatError: they may be ms of a long trace, or seconds since 1970 of few requests.
+        FileFormatError: whole ones may be ms of a long trace, or seconds of few requests.
     """
     first = float(np.min(arrival))
     read_as = epoch_unit(first) or unit
@@ -103,8 +103,11 @@ def _timed_unit(table: FileTable, arrival: Floats, unit: str) -> str:
         return read_as
     if first < _YEAR_2015_S:  # 12 to 16 days
         return unit
-    if np.ptp(arrival) > len(arrival):
-        change = f"jq -c '.{_TIMED[0]} %s' {quote(str(table.path))} > {quote(table.path.stem)}.new"
+    if np.ptp(arrival) > len(arrival) and not (arrival % 1).any():
+        change = (
+            f"gzip -dcf {quote(str(table.path))} | jq -c '(.{_TIMED[0]} | numbers) %s' > "
+            f"{quote(f'{table.path.stem}.new')}"
+        )
         raise FileFormatError(
             table.path,
             None,
@@ -344,7 +347,7 @@ _FORMATS = (
         "keys",
         ("conversations",),
     ),
-    Format("conversation", read_conversations, "LMSYS, WildChat", "keys", ("conversation",)),
+    Format("lmsys", read_conversations, "LMSYS, WildChat", "keys", ("conversation",)),
     Format("messages", read_conversations, "chats, a JSON object a line", "keys", ("messages",)),
     Format("alpaca", read_json_array, "Alpaca, a JSON array"),
     Format("vllm-log", read_vllm_log, "vLLM's log of requests", "log", ("vllm",)),

@@ -548,7 +548,9 @@ class _Reader:
         answer.content = "".join(self._contents)
         answer.finish = self._finish
         raw, max_tokens = self._raw, self._raw.most_tokens
-        prompt = self._events.counts_prompt(answer.prompt_tokens, self._whole, max_tokens)
+        prompt = self._hidden_tokens < 1 and self._events.counts_prompt(
+            answer.prompt_tokens, self._whole, max_tokens
+        )
         beside = answer.prompt_tokens if prompt else 0
         counted = self._events.count(
             self._hidden_tokens, raw.body, hides=raw.hides, prompt_tokens=beside

@@ -205,15 +205,16 @@ class TokenEvents:
     def counts_prompt(self, prompt_tokens: int, whole: int, most_tokens: int | None) -> bool:
         """Whether the usage counts the prompt as part of the answer.
 
-        So it is if without the prompt it fits the events and the bound of the request, and with it
-        exceeds that bound; or if its sum, `whole`, is the answer's, and fits the events exactly.
+        So it is if two of three say so: without the prompt it has a token an event; its sum,
+        `whole`, is the answer's; it exceeds the bound of the request, but not without the prompt.
+        One alone is not enough: reasoning and speculation exceed bounds, too.
         """
         reported = max(self._totals.values(), default=-1)
         rest, showing = reported - prompt_tokens, self._showing
         if prompt_tokens < 1 or not 0 < showing <= rest:
             return False
         exceeds = most_tokens is not None and rest <= most_tokens < reported
-        return exceeds or (rest == showing and whole == reported)
+        return (rest == showing) + (whole == reported) + exceeds > 1
 
     def count(
         self, hidden_tokens: int, body: bytes, *, hides: bool = False, prompt_tokens: int = 0

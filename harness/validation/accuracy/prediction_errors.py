@@ -152,8 +152,11 @@ def judge(
                 )
             row = replace(judged_cases[case], **_measured(measurement, key))
             if out is not None:
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+                try:
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+                except OSError as error:
+                    raise SloBenchError(f"cannot write {out}: {error.strerror}") from None
         if row.reason:
             skipped[row.set, row.reason] += 1
         else:

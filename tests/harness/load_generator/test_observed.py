@@ -333,8 +333,11 @@ def test_requests_are_counted_by_their_ends_where_no_histogram_does():
 
 def test_samples_that_are_no_number_say_nothing():
     """A gauge of a rank that has not begun made all readings unknown: no request had arrived."""
-    page = OLD_VLLM + 'vllm:num_requests_waiting{engine="1"} NaN\nvllm:num_preemptions_total NaN\n'
+    page = OLD_VLLM + 'vllm:num_requests_waiting{engine="1"} NaN\nvllm:num_preemptions_total +Inf\n'
     assert read_text(page, 0.0, {}, KNOWN) == read_text(OLD_VLLM, 0.0, {}, KNOWN)
     parsed = [("vllm:num_requests_running", {}, 3.0), ("vllm:kv_cache_usage_perc", {}, math.nan)]
     shot = snapshot(parsed, 0.0, {}, KNOWN)
     assert (shot.figures, shot.kv_usage) == ({"running": 3.0}, None)
+    parsed = [("vllm:num_requests_running", {}, math.inf), ("vllm:kv_cache_usage_perc", {}, 0.5)]
+    shot = snapshot(parsed, 0.0, {}, KNOWN)
+    assert (shot.figures, shot.kv_usage) == ({}, 0.5)

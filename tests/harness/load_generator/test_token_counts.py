@@ -229,7 +229,9 @@ def test_usage_that_is_missing_or_right_is_not_refuted():
     [
         (15, 12, {}, 3, True),
         (15, 12, {"total_tokens": 15}, None, True),
-        (17, 12, {}, 6, True),  # several tokens in an event
+        (17, 12, {"total_tokens": 17}, 6, True),  # several tokens in an event
+        (17, 12, {"total_tokens": 29}, 16, False),  # so have speculative steps beyond the bound
+        (15, 12, {"completion_tokens_details": {"reasoning_tokens": 12}}, 3, False),  # hidden
         (15, 12, {"total_tokens": 27}, None, False),  # nothing speaks against 15
         (15, 12, {}, 20, False),
         (15, 4, {}, 3, False),  # nor do 11 fit the bound
@@ -243,16 +245,19 @@ def test_prompt_within_the_usage_of_the_answer_is_taken_off_and_noted(
     texts = [chat(content=f" word {k}") for k in range(3)]
     events = [*texts, usage(reported, prompt_tokens=prompt_tokens, **more)]
     answer = read(*events, max_tokens=max_tokens)
-    counted = reported - prompt_tokens if refuted else reported
+    counted = (
+        reported - prompt_tokens if refuted or "completion_tokens_details" in more else reported
+    )
     assert (len(answer.token_s), answer.refuted) == (counted, refuted)
     assert (answer.completion_tokens, answer.unsure) == (reported, False)
-    assert answer.surplus == (not refuted and max_tokens == 3)
+    assert answer.surplus == (not refuted and max_tokens in (3, 16))
 
 
 def test_running_usage_with_the_prompt_counts_as_one_without():
     events = [
-        sse({"choices": [delta(content=t)], "usage": {"prompt_tokens": 9, "completion_tokens": n}})
+        sse({"choices": [delta(content=t)], "usage": {"prompt_tokens": 9, **counts}})
         for t, n in (("a b c", 12), ("d", 13))
+        for counts in [{"completion_tokens": n, "total_tokens": n}]
     ]
     assert figures(read(*events, max_tokens=4)) == pytest.approx((0.1, 0.1, 4))
 

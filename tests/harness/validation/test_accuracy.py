@@ -403,6 +403,11 @@ def test_interrupted_accuracy_run_is_resumed(measured_folder, tmp_path, monkeypa
     assert out.read_text().splitlines() == lines
 
 
+def test_predictions_that_cannot_be_written_are_told(measured_folder, tmp_path):
+    with pytest.raises(SloBenchError, match=r"cannot write .*errors\.jsonl: No such file"):
+        judge(measured_folder, tmp_path / "missing" / "errors.jsonl")
+
+
 def test_accuracy_command_resumes_the_file_of_out(measured_folder, tmp_path, slo_bench):
     out = tmp_path / "errors.jsonl"
     words = ("accuracy", str(measured_folder), "--jobs", "1", "--out", str(out))

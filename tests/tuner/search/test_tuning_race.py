@@ -16,9 +16,10 @@ from slo_bench.tuner.search.evaluate_configuration import (
     pace_of,
     race,
 )
+from slo_bench.tuner.search.last_race import last_race
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.settings import TuneSettings
-from slo_bench.tuner.search.study_results import rivals_pace, rows_of
+from slo_bench.tuner.search.study_results import close_ones, rivals_pace, rows_of, to_prove
 from slo_bench.tuner.search.tuning_run import prepared
 
 BATCHES = 20
@@ -219,6 +220,65 @@ def test_winner_climbs_where_the_rate_says_little(pace, tmp_path, of_before, cli
     assert leader.estimate_rps > pace.estimate_rps
 
 
+class OnItsOwn(Formula):
+    """Draws that no other configuration has: differences are as uncertain as can be."""
+
+    def __init__(self, capacity_rps, number):
+        super().__init__(capacity_rps)
+        self.number = number
+        self.keys = set()
+
+    def run(self, rate_rps, seed, requests):
+        self.keys.add((rate_rps, seed, requests))
+        sample = super().run(rate_rps, 1000 * seed + self.number, requests)
+        return dataclasses.replace(sample, seed=seed)
+
+
+def raced_on(capacities_rps, pace, most_requests=200_000, first_seed=0):
+    runners = {k: OnItsOwn(rps, k) for k, rps in enumerate(capacities_rps)}
+    estimates_rps = last_race(
+        runners, pace, target=TARGET, first_seed=first_seed, most_requests=most_requests
+    )
+    return estimates_rps, [sum(key[-1] for key in runner.keys) for runner in runners.values()]
+
+
+@pytest.mark.parametrize("first_seed", [0, 100, 200])
+def test_last_race_tells_one_per_cent_apart_and_spends_on_the_close(pace, first_seed):
+    estimates_rps, spent = raced_on((4.0, 3.5, 4.04, 3.7), pace, first_seed=first_seed)
+    assert list(estimates_rps)[:2] == [2, 0]
+    assert estimates_rps[2] == pytest.approx(4.04, rel=0.015)
+    assert estimates_rps[2] > estimates_rps[0] > max(estimates_rps[1], estimates_rps[3])
+    assert 2 * max(spent[1], spent[3]) <= 4 * pace.requests[-1] <= min(spent[0], spent[2])
+
+
+def test_last_race_keeps_to_its_requests(pace):
+    for runs in (7, 8, 20):
+        most_requests = runs * pace.requests[-1]
+        _, spent = raced_on((4.0, 4.01, 4.02), pace, most_requests)
+        assert most_requests - 3 * pace.requests[-1] < sum(spent) <= most_requests
+
+
+def test_last_race_is_at_the_leaders_capacity_though_its_race_was_optimistic(pace):
+    optimistic = dataclasses.replace(pace, estimate_rps=1.15 * pace.estimate_rps)
+    estimates_rps, _ = raced_on((4.0, 3.9), optimistic)
+    assert estimates_rps[0] == pytest.approx(4.0, rel=0.015)
+
+
+def test_last_race_ends_where_both_do_the_very_same(pace):
+    runners = {0: Formula(4.0), 1: Formula(4.0)}
+    last_race(runners, pace, target=TARGET, first_seed=0, most_requests=100_000)
+    assert runners[1].spent == 2 * pace.requests[-1]
+
+
+def test_race_tells_who_is_as_good_within_its_error(pace):
+    on_its_own = dataclasses.replace(pace, met=met_by(OnItsOwn(4.0, 1), pace, first_seed=77))
+    assert raced(Formula(4.0), on_its_own).close
+    assert not raced(Formula(3.0), on_its_own).close
+    assert not raced(
+        Formula(4.0), dataclasses.replace(pace, met=met_by(Formula(4.0), pace, first_seed=77))
+    ).close
+
+
 def test_race_drops_an_equal_configuration_early(pace):
     runner = Formula(4.0)
     outcome = raced(runner, pace)
@@ -279,3 +339,35 @@ def test_leader_has_what_the_search_of_its_capacity_found(pace):
         (0, True, "finished", (3.5,))
     ]
     assert rows[0].requests == 900
+
+
+def study_that_raced_on(pace, aim):
+    """Three trials: two led, one lost closely; the last race put the loser first."""
+    better = dataclasses.replace(pace, estimate_rps=1.1 * pace.estimate_rps)
+    trials = [
+        ended_trial(0, "a", {"default": True, "requests": 200}, pace),
+        ended_trial(1, "b", {"requests": 200}, better),
+        ended_trial(2, "c", {"lost": True, "close": True, "raced_rps": 4.2, "requests": 200}),
+        ended_trial(3, "d", {"lost": True, "close": False, "raced_rps": 4.3, "requests": 200}),
+    ]
+    for trial, rps in zip(trials, (4.0, 4.4, 4.0, 4.0), strict=True):
+        trial.system_attrs["slo_bench:values"] = [rps]
+    assert [row.number for row in close_ones(trials, aim)] == [1, 2, 0]
+    trials.append(ended_trial(4, "last race", {"last_race": {"trials": [1, 2, 0]}}))
+    trials[-1].system_attrs["slo_bench:standings"] = [[2, 4.1, 900], [1, 4.05, 900], [0, 4.0, 500]]
+    return trials
+
+
+def test_winner_of_the_last_race_leads_whatever_its_races_said(pace):
+    aim = prepared(Experiment(systems="sarathi"), TuneSettings()).aim
+    trials = study_that_raced_on(pace, aim)
+    (row,) = to_prove(trials, aim, default=False)
+    assert (row.number, row.values, row.requests) == (2, (4.1,), 900)
+    failed = ended_trial(5, "c:proved", {"proof": 4.1, "failed": "out of memory"})
+    assert [row.number for row in to_prove([*trials, failed], aim, default=False)] == [1]
+    proved = ended_trial(5, "c:proved", {"proof": 4.1, "requests": 2000})
+    proved.system_attrs["slo_bench:values"] = [3.6]
+    assert to_prove([*trials, proved], aim, default=False) == []
+    later = ended_trial(6, "e", {"requests": 200}, dataclasses.replace(pace, estimate_rps=5.0))
+    later.system_attrs["slo_bench:values"] = [5.0]
+    assert [row.number for row in to_prove([*trials, proved, later], aim, default=False)] == [6]

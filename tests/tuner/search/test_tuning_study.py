@@ -17,17 +17,24 @@ from slo_bench import Experiment
 from slo_bench.reports.pages.tuning import _trials_note
 from slo_bench.tuner.capacity.capacity_cells import Simulator
 from slo_bench.tuner.search import trial_leases as claims
-from slo_bench.tuner.search.evaluate_configuration import cell_of
+from slo_bench.tuner.search.evaluate_configuration import (
+    RACE_SEEDS,
+    ConfigurationEvaluator,
+    cell_of,
+)
+from slo_bench.tuner.search.last_race import LAST_RACE_SEEDS
 from slo_bench.tuner.search.outcome import read_tuning
-from slo_bench.tuner.search.runs import Runs
+from slo_bench.tuner.search.runs import Runs, Servers
 from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage, opened
 from slo_bench.tuner.search.study_results import (
     EVALUATORS,
     FINISHED,
     KEY,
+    LAST_RACE,
     OWNER,
     SAME_AS,
+    STANDINGS,
     counted,
     importances,
     note,
@@ -36,7 +43,7 @@ from slo_bench.tuner.search.study_results import (
 )
 from slo_bench.tuner.search.study_worker import StudyWorker
 from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
-from slo_bench.tuner.search.tuning_run import tune
+from slo_bench.tuner.search.tuning_run import prepared, tune
 from slo_bench.workloads.errors import SloBenchError
 
 # Answers of few tokens are simulated in few steps.
@@ -180,6 +187,51 @@ def test_configurations_are_run_with_the_same_seeds(tmp_path):
         first.setdefault(key, []).append(seed)
     starts = {min(seeds) for seeds in first.values()}
     assert starts <= {0, 500_000}  # searches, and races
+
+
+CLOSE_GRID = {"chunk_tokens": "1024,2048,4096", "max_num_seqs": "16,256"}
+
+
+@pytest.fixture(scope="module")
+def raced_on(tmp_path_factory):
+    """A study with few requests, of which the close configurations raced on; its last trials."""
+    out = tmp_path_factory.mktemp("study") / "o"
+    settings = quick(search=CLOSE_GRID, sampler="grid", max_requests=15_000)
+    study = tune(EXPERIMENT, settings, out).study
+    race, proof = trials_of(out)[-2:]
+    return SimpleNamespace(study=study, out=out, settings=settings, race=race, proof=proof)
+
+
+def test_last_race_is_counted_and_keeps_to_the_budget(raced_on):
+    standings = noted(raced_on.race, STANDINGS)
+    assert [number for number, *_ in standings] != raced_on.race.user_attrs[LAST_RACE]["trials"]
+    assert raced_on.study.best[0].number == standings[0][0]
+    runs = runs_of(raced_on.out)
+    raced = {key for key, _, seed, _ in runs if seed >= LAST_RACE_SEEDS}
+    assert len(raced) == len(standings) > 2
+    assert len({rate for _, rate, seed, _ in runs if seed > LAST_RACE_SEEDS}) == 1
+    assert raced_on.study.requests == sum(requests for *_, requests in runs) <= 15_000
+
+
+def test_told_capacity_is_of_runs_that_chose_nobody(raced_on, tmp_path):
+    """The search of the winner's capacity alone, where nothing else was run, finds the same."""
+    tuning = prepared(EXPERIMENT, raced_on.settings)
+    evaluator = ConfigurationEvaluator(
+        tuning.experiment, tuning.space, tuning.aim, 0.3, tmp_path, Servers(tmp_path)
+    )
+    (best,) = raced_on.study.best
+    spent_before = raced_on.study.requests - evaluated_alone(raced_on)
+    runs = evaluator.runs_of(best.configuration)
+    near_rps = raced_on.proof.user_attrs["proof"]
+    alone = evaluator.worth(runs, near_rps=near_rps, most_requests=15_000 - spent_before)
+    assert alone.values == best.values
+    assert best.values[0] != noted(raced_on.race, STANDINGS)[0][1]
+    assert max(seed for _, _, seed, _ in runs_of(tmp_path)) < RACE_SEEDS
+
+
+def evaluated_alone(raced_on):
+    """Requests of the search of the winner's capacity."""
+    return sum(requests for _, _, seed, requests in runs_of(raced_on.out) if seed < RACE_SEEDS)
 
 
 def test_resume_with_more_trials_continues_the_study(tmp_path):

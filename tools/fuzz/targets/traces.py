@@ -22,6 +22,7 @@ _JSON_LINE = {
     "longbench": {"context": "Long.", "input": "Why?", "answers": ["So."]},
     "conversations": {"conversations": [{"from": "human", "value": "Hi"}, {"value": "Ho"}]},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"content": [{"text": "Ho"}]}]},
+    "lmsys": {"conversation": [{"role": "user", "content": "Hi"}, {"content": "Ho"}]},
     "lengths-jsonl": {"prompt_tokens": 3, "output_tokens": 4},
     "llmservingsim": {
         **{"session_id": "s", "arrival_time_ns": 5},
