@@ -1,4 +1,5 @@
 import csv
+import gc
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slo_bench.cli import entry
 from slo_bench.cli.commands import doctor as doctor_module
 from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
@@ -222,6 +224,18 @@ def test_misspelt_commands_and_options_get_a_hint(slo_bench, arguments, hint):
     code, _, err = slo_bench(*arguments)
     assert code == 2
     assert hint in err
+
+
+def test_after_its_first_collection_python_collects_as_usual():
+    before = gc.get_threshold()
+    gc.callbacks.append(entry._collect_as_usual)
+    gc.set_threshold(entry._FIRST_AFTER)
+    try:
+        gc.collect()
+        assert gc.get_threshold()[0] == entry.COLLECT_AFTER < entry._FIRST_AFTER
+        assert entry._collect_as_usual not in gc.callbacks
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize(
