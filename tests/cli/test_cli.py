@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.cli import entry
+from slo_bench.cli import entry as entry_point
 from slo_bench.cli.commands import doctor as doctor_module
 from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
@@ -228,12 +228,12 @@ def test_misspelt_commands_and_options_get_a_hint(slo_bench, arguments, hint):
 
 def test_after_its_first_collection_python_collects_as_usual():
     before = gc.get_threshold()
-    gc.callbacks.append(entry._collect_as_usual)
-    gc.set_threshold(entry._FIRST_AFTER)
+    gc.callbacks.append(entry_point._collect_as_usual)
+    gc.set_threshold(entry_point._FIRST_AFTER)
     try:
         gc.collect()
-        assert gc.get_threshold()[0] == entry.COLLECT_AFTER < entry._FIRST_AFTER
-        assert entry._collect_as_usual not in gc.callbacks
+        assert gc.get_threshold()[0] == entry_point.COLLECT_AFTER < entry_point._FIRST_AFTER
+        assert entry_point._collect_as_usual not in gc.callbacks
     finally:
         gc.set_threshold(*before)
 
