@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, cast
 
@@ -30,7 +29,7 @@ _USAGE = b'"usage"'
 _FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
 _MARKS = (_USAGE, *_FINISHES)
 _BLANKS = (b"\n\n", b"\n\r\n")  # after an event
-_LAST_ROWS_S = 5.0
+_LAST_REQUESTS_S = 5.0
 
 
 class Capture:
@@ -39,7 +38,6 @@ class Capture:
     def __init__(self, endpoint: Endpoint, file: CaptureFile) -> None:
         self._upstream = Upstream(endpoint)
         self._file = file
-        self._writer = ThreadPoolExecutor(1, "capture")  # so that hashing delays no stream
         self._tells_usage: dict[str, bool] = {}  # by path: whether `stream_options` are known
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -61,7 +59,7 @@ class Capture:
             raise
         finally:
             exchange.end_s = exchange.end_s or perf_counter()
-            self._writer.submit(self._file.write, exchange)
+            self._file.write(exchange)
             self._tasks.discard(task)
 
     async def _watch(self, exchange: Exchange, reply: Reply) -> None:
@@ -88,11 +86,10 @@ class Capture:
                 refuse(reply, 502, f"slo-bench capture: the server at {url} was lost: {error}")
 
     async def close(self) -> None:
-        """Close the connections, and write the rows that wait."""
+        """Close the connections, which ends the requests that are under way."""
         self._upstream.close()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_ROWS_S)
-        self._writer.shutdown()
+            await asyncio.wait(self._tasks, timeout=_LAST_REQUESTS_S)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import re
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,7 @@ class CaptureFile:
         self.path = path
         self.outcomes: Counter[str] = Counter()
         self.lost: list[str] = []  # why rows could not be written
+        self._writer = ThreadPoolExecutor(1, "capture")  # so that hashing delays no stream
         self._blocks = blocks
         self._share = share
         self._rows = 0
@@ -97,11 +100,16 @@ class CaptureFile:
             raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Write the rows that wait, and close the file."""
+        self._writer.shutdown()
         os.close(self._file)
 
     def write(self, exchange: Exchange) -> None:
-        """Append the row of a request that ended."""
+        """Append the row of a request that ended, in a thread; none once it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._writer.submit(self._append, exchange)
+
+    def _append(self, exchange: Exchange) -> None:
         try:
             row = self._row(exchange)
             line = json.dumps(row, separators=(",", ":")).encode() + b"\n"

@@ -20,7 +20,7 @@ from slo_bench import Experiment
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.servers.gateway.capture import asking_for_usage, capturing
 from slo_bench.harness.servers.gateway.captured_prompts import PromptBlocks
-from slo_bench.harness.servers.gateway.captured_rows import CaptureFile
+from slo_bench.harness.servers.gateway.captured_rows import CaptureFile, Exchange
 from slo_bench.harness.servers.http.http_server import (
     HttpRequest,
     Reply,
@@ -242,6 +242,25 @@ def test_row_is_on_disk_before_the_capture_ends(captured):
         while not capture.file.outcomes["ok"]:
             pass
         assert json.loads(capture.path.read_text())["output_tokens"] == 3
+
+
+def test_rows_that_wait_when_the_capture_ends_are_written(captured, monkeypatch):
+    append, go_on = CaptureFile._append, threading.Event()
+
+    def append_late(file: CaptureFile, exchange: Exchange) -> None:
+        go_on.wait(PATIENCE_S)
+        append(file, exchange)
+
+    monkeypatch.setattr(CaptureFile, "_append", append_late)
+    with mock(QUICK) as behind:
+        capture = captured(behind.url)
+        for _ in range(3):
+            send(capture.url, "/v1/completions", {"prompt": "a b", "max_tokens": 2})
+        # More rows wait than can be written while the server's thread is waited for.
+        monkeypatch.setattr("slo_bench.harness.servers.http.http_server._START_S", 0.01)
+        threading.Timer(0.2, go_on.set).start()
+        assert len(capture.rows()) == 3
+    assert not capture.file.lost
 
 
 def test_capture_replayed_in_simulation_has_its_lengths_sessions_and_hit_rate(captured, tmp_path):
