@@ -294,6 +294,32 @@ def test_opentelemetry_spans_of_a_server_keep_their_times(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        {"endTimeUnixNano": float("inf")},
+        {"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": 1e999}}]},
+    ],
+)
+def test_span_with_a_number_that_is_none_is_refused(tmp_path, odd):
+    path = tmp_path / "spans.json"
+    entry = {**span("a", "", 0, 1, "chat", (20, 5)), **odd}
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [entry]}]}]}))
+    with pytest.raises(SloBenchError, match=r"spans\.json"):
+        load_source(path)
+
+
+def test_spans_whose_ids_are_no_text_are_read(tmp_path):
+    path = tmp_path / "spans.json"
+    entries = [
+        {**span("a", "", k, k + 1, "chat", (20 + k, 5)), "traceId": [k], "spanId": {"id": k}}
+        for k in range(2)
+    ]
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": entries}]}]}))
+    workload = load_source(path).make(rate_rps=1, requests=2)
+    assert workload.prompt_tokens.tolist() == [20, 21]
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ('{"block_size": 0, "requests": []}', "block_size must be a number"),

@@ -407,14 +407,14 @@ def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, st
                         for attribute in entry.get("attributes", ())
                     }
                     span = _Span(
-                        entry["traceId"],
-                        entry.get("parentSpanId") or "",
+                        str(entry["traceId"]),
+                        str(entry.get("parentSpanId") or ""),
                         int(entry["startTimeUnixNano"]) / 1e9,
                         int(entry["endTimeUnixNano"]) / 1e9,
                         attributes,
                     )
-                    yield (span.trace, entry["spanId"]), span
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    yield (span.trace, str(entry["spanId"])), span
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise FileFormatError(path, None, f"is no OTLP/JSON with spans: {error!r:.80}") from None
 
 
@@ -422,7 +422,7 @@ def _count(path: Path, span: _Span, names: tuple[str, ...]) -> int:
     value = next((span.attributes[name] for name in names if name in span.attributes), 0)
     try:
         tokens = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         tokens = -1
     if not 0 <= tokens <= MOST_TOKENS:
         raise FileFormatError(
