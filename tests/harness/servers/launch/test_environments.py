@@ -108,7 +108,8 @@ def test_uv_does_without_an_index_that_it_cannot_reach(monkeypatch, tmp_path):
     assert all("torch==2.0+cpu" in call for call in calls)
 
 
-def test_failing_extra_package_keeps_the_server_installed():
+def test_failing_extra_package_keeps_the_server_installed(monkeypatch):
+    monkeypatch.setattr(environments.shutil, "which", lambda name: None)  # uv needs no pip
     with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
         environments.install(kind(), "cpu", packages=["nothing"])
     assert [environment.name for environment in environments.installed()] == ["fake-1.2-cpu"]
