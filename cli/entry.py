@@ -14,7 +14,7 @@ COLLECT_AFTER, _FIRST_AFTER = 20_000, 250_000
 
 
 def _collect_as_usual(phase: str, info: dict[str, int]) -> None:
-    """The first collection is over soon."""
+    """The first collection begins: from now on as often as before."""
     gc.callbacks.remove(_collect_as_usual)
     gc.set_threshold(COLLECT_AFTER)
 

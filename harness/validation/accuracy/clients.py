@@ -194,8 +194,8 @@ def other_setup(
     pull/310). `gpus`: tp and ep; `source`: a row's `silicon_data_source`.
     """
     if (engine, gpu, model) == ("vllm", "h100-80g", "gpt-oss-120b"):
-        several = "silicon_concurrency=512" in source and "measured=2025-12-0" in source
-        return "512 clients, an unknown limit of sequences" if several else ""
+        limit_lost = "silicon_concurrency=512" in source and "measured=2025-12-0" in source
+        return "512 clients, an unknown limit of sequences" if limit_lost else ""
     if "source_file" not in source:
         return ""
     speculates = False
