@@ -36,6 +36,8 @@ _COLUMNS: Mapping[str, Callable[[ErrorSummary], str]] = {
     "load, regime": lambda row: row.mode,
     **_ERRORS,
 }
+_BESIDE = "AIConfigurator (ours, n)"
+_OPTIONAL = ("p90", "in band", _BESIDE)
 _OF_SETS = ("ttft_mean", "tpot_mean", "e2e_mean")
 GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
     ("engine", "by engine", lambda row: row.engine),
@@ -80,14 +82,15 @@ def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -
 
 
 def _table(judged: Sequence[Judged]) -> Table:
-    heads = [*_COLUMNS, "AIConfigurator (ours, n)"]
+    heads = [*_COLUMNS, _BESIDE]
     rows = [
         [*(text(row) for text in _COLUMNS.values()), _beside(row, judged)]
         for row in regimes(judged)
     ]
     last = None if any(row[-1] != "–" for row in rows) else -1  # AIConfigurator predicted none
     title = f"Errors of {len(judged):,} prediction{'s' * (len(judged) != 1)}"
-    return one_group(title, heads[:last], [row[:last] for row in rows], texts=range(5))
+    shown_rows = [row[:last] for row in rows]
+    return one_group(title, heads[:last], shown_rows, texts=range(5), optional=_OPTIONAL)
 
 
 def _sets(judged: Sequence[Judged]) -> Table:
@@ -101,7 +104,7 @@ def _sets(judged: Sequence[Judged]) -> Table:
         if row.metric in _OF_SETS
     ]
     heads = ["engine", "models", "load", "set", *_ERRORS]
-    return one_group("By set", heads, rows, texts=range(5))
+    return one_group("By set", heads, rows, texts=range(5), optional=_OPTIONAL)
 
 
 def _not(skipped: Counter[tuple[str, str]]) -> list[str]:

@@ -51,6 +51,7 @@ class Table:
     note: str = ""  # line below the table, on a page only
     badge: str = ""
     css: str = ""
+    optional: Collection[str] = ()  # heads that a terminal without room leaves out, the last first
 
     def rich(self, title: str = "", *, notes: Sequence[str] = ()) -> Screen:
         """The table for a terminal, with notes below it."""
@@ -61,7 +62,10 @@ class Table:
                 lines.append(["" if str(first) == last else _text(first), *map(_text, rest)])
                 last = str(first)
             groups.append(Group(lines, str(head) if str(head) != title else ""))
-        columns = [Column(name, words=place in self.texts) for place, name in enumerate(self.heads)]
+        columns = [
+            Column(name, words=place in self.texts, optional=name in self.optional)
+            for place, name in enumerate(self.heads)
+        ]
         return Screen([title] if title else [], columns, groups, notes)
 
 

@@ -512,6 +512,8 @@ def test_accuracy_command_prints_json(measured_folder, slo_bench, monkeypatch):
     assert "Errors of 2 predictions" in out
     assert "in band" in out
     assert "AIConfigurator" not in out, "a column without a figure"
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "not shown in 80 columns: p90, in band" in slo_bench("accuracy", str(measured_folder))[1]
     code, _, err = slo_bench("accuracy", str(measured_folder), "--without", "h1000")
     assert code == 2
     assert "h1000" in err
