@@ -1,4 +1,4 @@
-"""Quantiles of weighted gaps equal those of all gaps in order, also where few of them are sorted."""
+"""Quantiles of weighted gaps equal those of all gaps in order, also where few are sorted."""
 
 from __future__ import annotations
 
