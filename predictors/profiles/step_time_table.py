@@ -348,10 +348,8 @@ class TableStepTime:
     def _attention(self, sequences: int, kv_tokens: int, chunk: int, context: float) -> float:
         """Attention of a step with prefill, between the points of the mixed grid."""
         cube, rise = self._cubes.get(sequences) or self._cube(sequences)
-        cells = self._chunk_cells
-        index, fa = (
-            cells[chunk] if chunk < len(cells) else _chunk_cell(self._chunks, self._stride, chunk)
-        )
+        cells, stride = self._chunk_cells, self._stride
+        index, fa = cells[chunk] if chunk < len(cells) else _chunk_cell(self._chunks, stride, chunk)
         fc = 0.0
         if sequences:
             kv = kv_tokens / sequences
@@ -370,7 +368,7 @@ class TableStepTime:
         if fb:
             near += fb * (cube[index + row] + fc * rise[index + row] - near)
         if fa:
-            index += self._stride
+            index += stride
             far = cube[index] + fc * rise[index]
             if fb:
                 far += fb * (cube[index + row] + fc * rise[index + row] - far)

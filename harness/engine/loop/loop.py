@@ -223,7 +223,7 @@ class Loop(BatchState):
             self._held_blocks = 0  # an iteration with a new prompt has no decodes
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         entered = False
-        if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._held_blocks:
+        if kv_manager.idle_blocks:
             kv_manager.evict(self._held_blocks)  # running requests take their blocks first
         caches_ahead = lim.allocate_per_chunk and kv_manager.unit_tokens > 0
         if caches_ahead and self.prefilling:
@@ -265,10 +265,7 @@ class Loop(BatchState):
             else:
                 kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
-            if (
-                kv_manager.idle_blocks
-                and kv_manager.idle_blocks > kv_manager.free - self._held_blocks
-            ):
+            if kv_manager.idle_blocks:
                 kv_manager.evict(self._held_blocks)
             if caches_ahead and r.prefix_blocks:
                 kv_manager.cache_scheduled(r, r.kv_tokens + chunk)
@@ -290,12 +287,10 @@ class Loop(BatchState):
             candidates, held = self.waiting.ordered(), self._held_blocks if lim.mixed_batches else 0
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         pending = self.prefill_pending
-        free_seqs = (
-            lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.pending_free)
-        )
+        running = len(self.decoding) + len(self.prefilling) + len(self.pending_free)
         fitting: list[RequestState] = []
         for r in candidates:
-            if len(fitting) >= free_seqs:
+            if running + len(fitting) >= lim.max_seqs:
                 break
             if r.phase is WAITING:
                 blocks, tokens = kv_manager.blocks(r.target_tokens), r.target_tokens
@@ -354,9 +349,7 @@ class Loop(BatchState):
         entered = 0
         full = False
         for r in swapped if len(swapped) == 1 else self._swapped_in_order():
-            full = lim.mixed_batches and (
-                self.prefill_pending + len(self.decoding) >= lim.token_budget
-            )
+            full = lim.mixed_batches and self._budget_taken(lim)
             if full:
                 break
             kv_tokens = r.kv_tokens

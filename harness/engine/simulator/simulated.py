@@ -45,6 +45,7 @@ class SimulatedInstance(Loop):
         "_away",
         "_base_s",
         "_began_s",
+        "_direct",
         "_line_begin",
         "_line_end",
         "_line_seqs",
@@ -95,6 +96,8 @@ class SimulatedInstance(Loop):
         self._linear: TableStepTime | LinearStepTime | None = (
             step_time if has_decode_line(step_time) else None
         )
+        # Tables are asked for steps without a detour: a direct call in the compiled core.
+        self._direct = step_time if isinstance(step_time, TableStepTime) else None
         self._plain = self._linear is not None and type(self) is SimulatedInstance
         self._line_seqs = -1  # that the line is for, from `_line_begin` to `_line_end` KV tokens
         self._base_s = self._token_s = self._line_begin = self._line_end = 0.0
@@ -103,7 +106,7 @@ class SimulatedInstance(Loop):
         self._tail_entered = self._tail_seqs = 0  # that it is for
         self._aware: TableStepTime | LengthAwareStepTime | None = None
         if wants_lengths(step_time):
-            self._aware = step_time
+            self._aware, self._direct = step_time, None
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
             aware = _WithLengths(self, step_time)
             self._step_of, self._span_of = aware.step_s, aware.span_s
@@ -331,7 +334,9 @@ class SimulatedInstance(Loop):
                 self._began_s = self.now_s
                 continue
             chunks, seqs = self.chunks, self.decode_seqs
-            if self._away is None:
+            if self._direct is not None:
+                duration_s = self._direct.step_s(seqs, self.decode_kv_tokens, chunks)
+            elif self._away is None:
                 duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
             else:
                 duration_s = self._away.step_s(seqs, self.decode_kv_tokens, chunks)
@@ -499,13 +504,8 @@ class SimulatedInstance(Loop):
         """Go over decode steps like the last one, which took `step_s`, to the next moment at which
         anything else could happen.
         """
-        seqs, kv_sum, kv_manager, measures = (
-            self.decode_seqs,
-            self.kv_sum,
-            self.kv_manager,
-            self.measures,
-        )
-        span_of = self._span_of
+        seqs, kv_sum, span_of = self.decode_seqs, self.kv_sum, self._span_of
+        kv_manager, measures = self.kv_manager, self.measures
         steps = self.ends[0][0] - self.tick
         until_s = min(horizon_s, measures.next_sample_s, self.overtaken_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
