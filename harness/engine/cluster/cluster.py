@@ -455,7 +455,7 @@ class Cluster:
             r, reason, time_s = release
             answers = reason is _FINISH and r.notify_on_finish
             if answers and (not self._answered or self._is_answer(r)):
-                self._arrivals.ended(r.id, r.finish_s, answered=True)
+                self._arrivals.ended(r.id, self._answered_s(r, instance), answered=True)
             if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
             if self._is_apart:
@@ -468,6 +468,12 @@ class Cluster:
         engine.outbox.clear()
         if len(engine.finished) >= _TOGETHER:
             self._record(instance)
+
+    def _answered_s(self, r: RequestState, instance: LazyInstance) -> float:
+        """When the client of `r`, which ended at `instance`, has its answer."""
+        if not self._front_ends:
+            return r.finish_s
+        return self._front_ends[instance.number].passed_s(r.finish_s, r.prompt_tokens)
 
     def _record(self, instance: LazyInstance) -> None:
         """Record the requests that have finished at an instance."""
