@@ -58,33 +58,19 @@ class FrontEnd:
 
 
 class FrontEndQueue:
-    """The front end of one server: the thread that takes requests in, and the way of answers."""
+    """The thread of one server that takes requests in."""
 
-    __slots__ = ("_end_s", "_floor_s", "_free_s", "_front_end", "_latest_s")
+    __slots__ = ("_free_s", "_request_s")
 
     def __init__(self, front_end: FrontEnd) -> None:
-        self._front_end = front_end
+        self._request_s = front_end.request_s
         self._free_s = 0.0
-        self._end_s = 0.0  # of the last answers
-        self._floor_s = self._latest_s = 0.0  # when the answers before them, and all, were passed
 
     def leaves_s(self, arrival_s: float) -> float:
         """When the engine sees a request that arrives behind all others."""
         begin_s = arrival_s if arrival_s > self._free_s else self._free_s
-        self._free_s = free_s = begin_s + self._front_end.request_s
+        self._free_s = free_s = begin_s + self._request_s
         return free_s
-
-    def passed_s(self, end_s: float, prompt_tokens: int) -> float:
-        """When its client has the answer that the engine ended at `end_s`; answers that ended
-        earlier are not overtaken.
-        """
-        if end_s > self._end_s:
-            self._end_s, self._floor_s = end_s, self._latest_s
-        front_end = self._front_end
-        passed_s = end_s + (front_end.latency_s + front_end.token_s * prompt_tokens)
-        passed_s = max(passed_s, self._floor_s)
-        self._latest_s = max(passed_s, self._latest_s)
-        return passed_s
 
 
 def front_end(server: ServerVersion) -> FrontEnd:

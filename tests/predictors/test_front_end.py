@@ -30,11 +30,3 @@ def test_requests_that_come_together_queue_and_later_ones_do_not():
         2.5,
         7.5,
     ]
-
-
-def test_answers_are_passed_in_the_order_in_which_they_end():
-    queue = FrontEndQueue(FrontEnd("x", request_s=9.0, latency_s=1.0, token_s=1.0))
-    assert queue.passed_s(1.0, prompt_tokens=8) == 10.0
-    assert queue.passed_s(1.0, prompt_tokens=0) == 2.0  # ends with the first
-    assert queue.passed_s(2.0, prompt_tokens=1) == 10.0  # after both
-    assert queue.passed_s(20.0, prompt_tokens=1) == 22.0

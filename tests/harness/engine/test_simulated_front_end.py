@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,7 +54,8 @@ def test_a_request_that_follows_another_passes_alone():
     )
     records = served(workload, front_end=PASSED)
     assert records.ttft_s[1] == pytest.approx(records.ttft_s[0], rel=0.05)
-    assert records.arrival_s[1] == records.finish_s[0]  # not before its answer is there
+    without_prompt_s = records.finish_s[0] - 16e-3
+    assert records.arrival_s[1] == pytest.approx(without_prompt_s)  # not before the answer is there
 
 
 def closed_loop(clients, n=300):
@@ -66,7 +69,8 @@ def closed_loop(clients, n=300):
     "settings", [{}, {"instances": 2}, {"instances": 3, "router": "least-loaded"}]
 )
 def test_clients_of_a_closed_loop_have_one_request_each(clients, settings):
-    records = served(closed_loop(clients), front_end=PASSED, **settings)
+    passed = replace(PASSED, token_s=0.0)
+    records = served(closed_loop(clients), front_end=passed, **settings)
     moments = np.sort(records.arrival_s)
     began = np.searchsorted(moments, moments, side="right")
     ended = np.searchsorted(np.sort(records.finish_s), moments, side="right")
