@@ -28,7 +28,7 @@ _STRUCTURED = (
     *("guided_grammar", "json_schema", "regex", "ebnf"),
 )
 # Set by the load generator, which reads streams and counts tokens by them.
-_OWN = ("stream", "stream_options", "n", "prompt", "input", "model")
+OWN = ("stream", "stream_options", "n", "prompt", "input", "model")
 
 
 def checked(body: object) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def checked(body: object) -> dict[str, Any]:
     """
     if not isinstance(body, dict):
         raise SloBenchError(f"body must be a JSON object of request fields, not {body!r:.40}")
-    for name in _OWN:
+    for name in OWN:
         if name in body:
             raise SloBenchError(f"body has {name}, which the load generator sets; leave it out")
     messages = body.get("messages", [])

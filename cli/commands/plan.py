@@ -109,9 +109,14 @@ def plan(
     kinds = tuple(name for names in gpu or () for name in names.split(","))
     priced = price_list.changed(_prices(price or []))
     out = folder.out
-    where = "" if out is None else f"; go on with the same command and --resume --out {out}"
+
+    def way_on() -> str:
+        if out is None or not out.is_dir():  # nothing is kept
+            return "interrupted"
+        return f"interrupted; go on with the same command and --resume --out {out}"
+
     with (
-        interruptible(f"interrupted{where}"),
+        interruptible(way_on),
         counted_line("first simulation") as (say, count),
         options.pool_of(None, cores() if folder.jobs is None else folder.jobs) as pool,
     ):

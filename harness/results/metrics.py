@@ -163,6 +163,7 @@ def cell_metrics(
         **_by_kind(workload, requests, counted, window, objective),
         **_by_class(workload, requests, counted),
         **_by_session(workload, requests.records, counted),
+        **_after_start(workload, requests, counted),
     }
     met_slo = requests.met.astype(np.bool_)
     is_stationary = _stationary(workload, requests.records, met_slo, warmup_s)
@@ -407,6 +408,9 @@ _OF_CELLS: tuple[Figure, ...] = (
     Figure("attainment_CLASS", "share", "attainment of a class, model or adapter"),
     Figure("session_p50_s", "s", "first arrival to last answer of a session, median"),
     Figure("session_p99_s", "s", "first arrival to last answer of a session, 99th percentile"),
+    Figure("started_together", "requests", "of a closed loop, sent before the first answer ended"),
+    Figure("attainment_after_start", "share", "attainment of the other requests"),
+    Figure("ttft_p99_s_after_start", "s", "TTFT of the other requests, 99th percentile"),
     Figure("wait_mean_s_ROLE", "s", "mean wait for the first batch at instances of a role"),
     Figure("compute_usage_max", "share", "arithmetic in use of the busiest instance's GPUs",
            lambda run: _usage_by_role(run.result)),
@@ -532,6 +536,25 @@ class WaitsFold:
             if waits := self._waits[members].sum():
                 columns[f"wait_mean_s_{role}"] = float(self._wait_s[members].sum() / waits)
         return columns
+
+
+def _after_start(workload: Workload, requests: Requests, counted: Mask) -> dict[str, float]:
+    """Attainment and TTFT without the requests with which the clients of a closed loop begin at
+    one moment: they wait for each other as no later ones do. Nothing where none of them counts.
+    """
+    if workload.concurrency is None:
+        return {}
+    records = requests.records
+    first = counted & (records.arrival_s < np.fmin.reduce(left_s(records), initial=np.inf))
+    later = counted & ~first
+    if not (first.any() and later.any()):
+        return {}
+    figures = {name: FIGURES[name] for name in ("attainment", "ttft_p99_s")}
+    return {"started_together": int(first.sum())} | {
+        f"{name}_after_start": figure.exact(requests, later)
+        for name, figure in figures.items()
+        if isinstance(figure, RequestFigure)
+    }
 
 
 def _added(sums: Floats, more: Floats | Ints) -> Floats:

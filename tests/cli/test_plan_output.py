@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from slo_bench.cli import interrupts
+from slo_bench.cli.main import app
 from slo_bench.cli.output.plan_output import _listed_files, _screen
 from slo_bench.harness.experiments.experiment import Experiment
 
@@ -66,3 +69,20 @@ def test_setting_of_a_plan_stands_below_it_where_the_line_is_full():
 def test_files_of_a_folder_are_listed_after_it():
     files = [Path("plans/launch.sh"), Path("plans/compose.yaml"), Path("plans.html")]
     assert _listed_files(files) == "plans/ (launch.sh, compose.yaml), plans.html"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_interrupted_plan_names_its_folder_only_when_a_level_is_kept(tmp_path, monkeypatch, kept):
+    out = tmp_path / "plan"
+    ways_on = []
+
+    def interrupted(*_):
+        if kept:
+            out.mkdir()
+        ways_on.append(interrupts._way_on())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slo_bench.tuner.planning.plan_search.plan_cheapest", interrupted)
+    command = ["plan", "--model", "llama-3.1-8b", "--rate", "1", "--jobs", "1", "--out", str(out)]
+    CliRunner().invoke(app, command)
+    assert (str(out) in ways_on[0]) is kept

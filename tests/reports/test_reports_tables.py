@@ -152,6 +152,23 @@ def test_summary_prints_markup_in_names_verbatim(make_run):
     assert "[red]x[/red]" in text
 
 
+def closed_loop_line(make_run, name, **later):
+    figures = {"attainment": 0.8, "ttft_p99_s": 2.0, "started_together": 8}
+    folder = make_run(name, requests=60, **figures, **later)
+    lines = careful_lines(combine(read_runs([folder])))
+    return next((line for line in lines if line.startswith("Closed loop")), "")
+
+
+def test_a_closed_loop_tells_figures_without_requests_that_start_together(make_run):
+    later = {"attainment_after_start": 0.95, "ttft_p99_s_after_start": 0.5}
+    line = closed_loop_line(make_run, "burst", **later)
+    assert "without the first 8 requests, which start together, " in line
+    shares = f"has {percent_text(0.95)} in SLO ({percent_text(0.8)} with them)"
+    assert f"{shares}, TTFT p99 {seconds_text(0.5)} ({seconds_text(2.0)})" in line
+    later = {"attainment_after_start": 0.805, "ttft_p99_s_after_start": 1.9}
+    assert closed_loop_line(make_run, "alike", **later) == ""
+
+
 def test_careful_lines_name_unfitted_and_invalid_cells(make_run):
     (line,) = careful_lines(combine(read_runs([make_run("u", requests=60, step_time="unfitted")])))
     assert "unfitted: step times of llama-3.1-8b on a100-80g" in line

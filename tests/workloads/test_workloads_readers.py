@@ -360,6 +360,47 @@ def test_custom_prompts_have_counts_by_other_names(tmp_path):
     )
 
 
+def batch_request(number: int, **body: object) -> str:
+    """A line of OpenAI's batch API."""
+    line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return json.dumps({**line, "body": {"model": "m", **body}})
+
+
+def test_requests_of_the_batch_api_keep_messages_and_fields(tmp_path):
+    messages = [{"role": "system", "content": "1234"}, {"role": "user", "content": "1234567"}]
+    requests = (
+        batch_request(1, messages=messages, max_tokens=100, temperature=0.3),
+        batch_request(2, messages=messages[1:], max_completion_tokens=50),
+        batch_request(3, prompt="1234"),
+        batch_request(4, input="an embedding"),
+    )
+    path = stored(tmp_path, "\n".join(requests), "d.jsonl")
+    assert detect_format(path) == "batch"
+    trace = read(path)
+    assert trace.workload.prompt_tokens.tolist() == [3, 2, 1]
+    assert trace.workload.output_tokens.tolist() == [100, 50, 256]
+    assert trace.workload.texts == [None, None, "1234"]
+    assert trace.workload.bodies is not None
+    assert trace.workload.bodies[0] == {"messages": messages, "temperature": 0.3}
+    assert "1 of 4 requests, without a text, left out" in trace.notes
+    assert "1 requests without max_tokens ask for 256" in trace.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"custom_id": "1", "body": 3}', "body must be a JSON object"),
+        (batch_request(1, prompt="a", max_tokens="9"), "max_tokens must be a whole number"),
+        (batch_request(1, prompt="a", max_tokens=0), "max_tokens must be a whole number"),
+        (batch_request(1, messages="a"), "messages must be a list"),
+        (batch_request(1, input="a"), "no request has messages"),
+    ],
+)
+def test_a_batch_request_that_cannot_be_read_is_told(tmp_path, line, problem):
+    with pytest.raises(FileFormatError, match=problem):
+        read(stored(tmp_path, line))
+
+
 def test_prompts_with_completions_ask_for_as_much(tmp_path):
     text = '{"prompt": "abcd", "completion": "12345678"}\n{"prompt": "abcd", "response": "1"}\n'
     trace = read(stored(tmp_path, text))

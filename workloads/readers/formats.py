@@ -51,7 +51,13 @@ from .table_reader import (
     served,
 )
 from .tables import hashed_blocks, read_table
-from .texts import read_conversations, read_custom_jsonl, read_json_array, read_longbench
+from .texts import (
+    read_batch,
+    read_conversations,
+    read_custom_jsonl,
+    read_json_array,
+    read_longbench,
+)
 from .vllm_log import is_vllm_log, read_vllm_log
 
 
@@ -337,6 +343,7 @@ _FORMATS = (
     Format("llmservingsim", read_llmservingsim, "sessions of calls", "keys", (_CALLS,)),
     Format("jsonl", read_table, "JSON lines with arrivals", "keys", _PLAIN),
     Format("custom", read_custom_jsonl, "vLLM's prompts, JSON lines", "keys", ("prompt",)),
+    Format("batch", read_batch, "OpenAI's batch API, JSON lines", "keys", ("custom_id", "body")),
     Format("longbench", read_longbench, "a task of LongBench", "keys", ("context", "answers")),
     Format("lengths-jsonl", read_table, "JSON lines of lengths", "keys", _PLAIN[1:]),
     Format("sharegpt", read_json_array, "ShareGPT, a JSON array", "begins", ("[",)),

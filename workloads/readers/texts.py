@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
-from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
+from ..request_bodies import IMAGES, OWN, Body, checked, has_images, prompt_text
 from ..workload import Workload
 from .columns import ARRIVAL, OUTPUT, PROMPT, Column, roles
 from .table_reader import FileTable, WorkloadTrace, lines, objects, parse_object, read_jsonl
@@ -30,6 +30,7 @@ _SYSTEM, _HUMAN = ("system", "developer"), ("human", "user")
 _NO_ANSWER = (*_SYSTEM, *_HUMAN, "tool", "function", "observation")
 _CALLS_OF_TOOLS = ("tool_calls", "function_call")
 _ANSWERS = ("completion", "response")
+_LIMITS = ("max_completion_tokens", "max_tokens")
 CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
 
 
@@ -252,7 +253,9 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
                     row, f"{key} must be a whole number from 1 on but is {value!r:.40}"
                 )
         assumed += counts["output_tokens"] is None and answer is None
-        rows.add(counts, prompt, answer or CUSTOM_OUTPUT_TOKENS, _body(table, row, counts[PROMPT]))
+        body, images = table.columns["body"][row], table.columns[IMAGES][row]
+        fields = _body(table, row, body, images, counts[PROMPT])
+        rows.add(counts, prompt, answer or CUSTOM_OUTPUT_TOKENS, fields)
     notes = [f"{role} is read from {name}" for role, name in counted.items() if name != role]
     if assumed:
         notes.append(
@@ -261,13 +264,14 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
     return rows.trace(path, (*notes, *table.unused()))
 
 
-def _body(table: FileTable, row: int, prompt_tokens: int | None) -> Body | None:
+def _body(
+    table: FileTable, row: int, body: Any, images: Any = None, prompt_tokens: int | None = None
+) -> Body | None:
     """The fields of a row's request; None if it has none.
 
     Raises:
         FileFormatError: they are malformed, or there are images and no `prompt_tokens`.
     """
-    body, images = table.columns["body"][row], table.columns[IMAGES][row]
     if body is None and images is None:
         return None
     try:
@@ -282,6 +286,41 @@ def _body(table: FileTable, row: int, prompt_tokens: int | None) -> Body | None:
     if has_images(fields) and prompt_tokens is None:
         raise table.fail(row, "what an image takes depends on the model: give prompt_tokens")
     return fields
+
+
+def read_batch(path: Path) -> WorkloadTrace:
+    """Read requests of OpenAI's batch API, as vLLM's `run-batch` takes: `{"url": …, "body": …}` a
+    line. Chats keep their messages, requests their other fields; they ask for their `max_tokens`,
+    without it for 256. What is neither a chat nor a completion of one text is left out.
+
+    Raises:
+        FileFormatError: a line cannot be read.
+    """
+    table = read_jsonl(path, ("body",), ("custom_id", "method", "url"))
+    rows = _Rows()
+    assumed = 0
+    for row, request in enumerate(table.columns["body"]):
+        if not isinstance(request, dict):
+            raise table.fail(row, f"body must be a JSON object but is {request!r:.40}")
+        prompt = request.get("prompt")
+        if not request.get("messages") and not (isinstance(prompt, str) and prompt):
+            continue
+        limits = [request.get(name) for name in _LIMITS]
+        limit = next((value for value in limits if value is not None), CUSTOM_OUTPUT_TOKENS)
+        if type(limit) is not int or not 1 <= limit <= MOST_TOKENS:
+            raise table.fail(row, f"max_tokens must be a whole number from 1 on but is {limit!r}")
+        assumed += not any(limits)
+        fields = {key: value for key, value in request.items() if key not in (*OWN, *_LIMITS)}
+        rows.add({}, prompt, limit, _body(table, row, fields))
+    left_out = len(table) - len(rows.texts)
+    if not rows.texts:
+        raise FileFormatError(path, None, "no request has messages, or a prompt that is a text")
+    notes = ["answers are taken to be as long as max_tokens"]
+    if assumed:
+        notes.append(f"{assumed} requests without max_tokens ask for {CUSTOM_OUTPUT_TOKENS}")
+    if left_out:
+        notes.append(f"{left_out} of {len(table)} requests, without a text, left out")
+    return rows.trace(path, tuple(notes))
 
 
 def read_longbench(path: Path) -> WorkloadTrace:

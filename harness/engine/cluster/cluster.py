@@ -69,6 +69,9 @@ class Cluster:
         self.instances = instances
         numbers = {instance.number for instance in instances if front_end is not None}
         self._front_ends = {n: FrontEndQueue(front_end) for n in numbers if front_end is not None}
+        # From the end of an answer at the engine until its client sends what follows. That this is
+        # no longer after long prompts is measured: docs/measurements/step-time.md#front-end.
+        self._answer_s = 0.0 if front_end is None else front_end.latency_s
         self.up = [instance for instance in instances if instance.up and instance.role != EMBEDS]
         self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
@@ -455,7 +458,7 @@ class Cluster:
             r, reason, time_s = release
             answers = reason is _FINISH and r.notify_on_finish
             if answers and (not self._answered or self._is_answer(r)):
-                self._arrivals.ended(r.id, r.finish_s, answered=True)
+                self._arrivals.ended(r.id, r.finish_s + self._answer_s, answered=True)
             if not tells and (reason is _FINISH or reason is ReleaseReason.BEGUN):
                 continue
             if self._is_apart:

@@ -407,7 +407,7 @@ def kept_cell(
     metrics = _figures(spec, workload, requests, result, hardware)
     row = _row(spec, metrics, step_time)
     if row["rate_rps"] is None:
-        row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
+        row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s, workload.concurrency or 1)
     table = request_columns(workload, result.records, judged) | dict(columns or {})
     write_details(folder, spec.cell, table, result.timeline, records=records)
     return row
@@ -463,7 +463,10 @@ def _hardware_of(placement: Placement, instances: int) -> Hardware:
     )
 
 
-def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    arrived_s = arrival_s[np.isfinite(arrival_s)]
-    span_s = float(arrived_s.max() - arrived_s.min()) if len(arrived_s) else 0.0
+def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]], clients: int) -> float:
+    """Arrivals a second; of a closed loop from the first answer on: all clients begin at once."""
+    arrived_s = np.sort(arrival_s[np.isfinite(arrival_s)])
+    if clients > 1:
+        arrived_s = arrived_s[max(0, min(clients, len(arrived_s) - 2)) :]
+    span_s = float(arrived_s[-1] - arrived_s[0]) if len(arrived_s) else 0.0
     return round((len(arrived_s) - 1) / span_s, 9) if span_s > 0 else float("nan")

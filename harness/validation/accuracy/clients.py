@@ -29,7 +29,6 @@ class Client:
     Attributes:
         shortest: the shortest length, as a share of the nominal one; lengths are drawn evenly.
         requests_each: requests of a client, one after the other; the first ones come together.
-        think_s: mean seconds between the end of an answer and the next request of its client.
         stagger_s: seconds between the first requests of two clients.
         kv_dtypes: KV cache format of plain models by GPU, where it is not 16-bit.
         latent_kv_dtypes: the same of models with latent attention.
@@ -44,7 +43,6 @@ class Client:
 
     shortest: float = 0.97
     requests_each: int = 10
-    think_s: float = 0.01
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     latent_kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -235,7 +235,6 @@ def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
         prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
-        think_s=draw.exponential(client.think_s, n),
         prefix_blocks=shared,
         name="measured",
     )

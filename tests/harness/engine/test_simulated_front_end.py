@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from slo_bench.harness.engine.cluster.cluster import Cluster
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks
 from slo_bench.harness.policies.systems import system
 from slo_bench.predictors.operators.assembly import default_step_time
@@ -51,6 +54,36 @@ def test_a_request_that_follows_another_passes_alone():
     )
     records = served(workload, front_end=PASSED)
     assert records.ttft_s[1] == pytest.approx(records.ttft_s[0], rel=0.05)
+    without_prompt_s = records.finish_s[0] - 16e-3
+    assert records.arrival_s[1] == pytest.approx(without_prompt_s)  # not before the answer is there
+
+
+def closed_loop(clients, n=300):
+    rng = np.random.default_rng(clients)
+    prompts, outputs = rng.integers(1, 6000, n), rng.integers(1, 20, n)
+    return Workload(np.zeros(n), prompts, outputs, concurrency=clients)
+
+
+@pytest.mark.parametrize("clients", [1, 4, 30])
+@pytest.mark.parametrize(
+    "settings", [{}, {"instances": 2}, {"instances": 3, "router": "least-loaded"}]
+)
+def test_clients_of_a_closed_loop_have_one_request_each(clients, settings):
+    passed = replace(PASSED, token_s=0.0)
+    records = served(closed_loop(clients), front_end=passed, **settings)
+    moments = np.sort(records.arrival_s)
+    began = np.searchsorted(moments, moments, side="right")
+    ended = np.searchsorted(np.sort(records.finish_s), moments, side="right")
+    assert (began - ended).max() == clients
+
+
+def test_a_closed_loop_on_one_instance_is_the_same_among_others(monkeypatch):
+    load = closed_loop(16)
+    alone = served(load, front_end=PASSED)
+    monkeypatch.setattr(Cluster, "_apart", lambda cluster: False)
+    records = served(load, front_end=PASSED)
+    for name in ("arrival_s", "first_token_s", "finish_s"):
+        np.testing.assert_allclose(getattr(records, name), getattr(alone, name), rtol=1e-12)
 
 
 def test_requests_in_blocks_pass_it_too():

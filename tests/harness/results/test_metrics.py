@@ -222,6 +222,21 @@ def test_classes_have_their_own_attainment():
     assert "attainment_spread" not in metrics(workload([0.0, 1.0, 2.0]), result(r))
 
 
+def test_closed_loop_has_figures_without_requests_that_start_together():
+    # Three clients: the fourth request comes when the first answer has ended, at 4 s.
+    arrival = [0.0, 0.0, 0.1, 4.0, 5.0]
+    r = records(arrival, [1.0, 3.0, 3.5, 4.5, 5.25], [4.0, 5.0, 6.0, 7.0, 8.0], [11] * 5)
+    w = workload(arrival, ttft_slo_s=floats(2.0), concurrency=3)
+    row = metrics(w, result(r))
+    assert row["started_together"] == 3
+    assert (row["attainment"], row["attainment_after_start"]) == (0.6, 1.0)
+    assert row["ttft_p99_s_after_start"] == pytest.approx(0.25 + 0.99 * 0.25)
+    left_out = metrics(w, result(r), warmup_s=1.0)
+    assert "started_together" not in left_out
+    assert left_out["attainment"] == 1.0
+    assert "started_together" not in metrics(dataclasses.replace(w, concurrency=None), result(r))
+
+
 def test_figures_of_no_values_are_nan():
     nothing = summarise(floats(NAN, NAN))
     assert nothing.pop("count") == 0

@@ -19,6 +19,7 @@ _JSON_LINE = {
     },
     "jsonl": {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 3, "hash_ids": [7, 8]},
     "custom": {"prompt": "Why?", "output_tokens": 3, "prompt_tokens": 2},
+    "batch": {"custom_id": "1", "body": {"messages": [{"content": "Why?"}], "max_tokens": 3}},
     "longbench": {"context": "Long.", "input": "Why?", "answers": ["So."]},
     "conversations": {"conversations": [{"from": "human", "value": "Hi"}, {"value": "Ho"}]},
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"content": [{"text": "Ho"}]}]},
