@@ -29,6 +29,7 @@ _DENSE = "--workload synthetic --prompt-tokens 1024 --output-tokens 128 --model 
 _DENSE += " --gpu b200 --tp 4 --arrivals concurrency(64)"
 _CHAT = "--workload azure-conv --model llama-3-8b --gpu a100-80g --overlong-requests reject"
 _ONE = "--sweep {0}.prefill_instances=1 --instances 3"
+_THREE = f"{_CHAT} --rates 15 --instances 3"
 _HALF = "--sweep {0}.prefill_instances=64 --instances 128 --rates 640"
 # Requests and options.
 CASES = {
@@ -39,8 +40,18 @@ CASES = {
     "llumnix": (1500, f"--system llumnix {_DENSE} --instances 3"),
     "ascendra": (1500, f"--system ascendra {_DENSE} --instances 3"),
     "sarathi": (5000, f"--system sarathi {_CHAT} --rates 5"),
+    **{
+        f"{name}-3": (4000, f"--system {name} {_THREE}")
+        for name in ("vllm", "distserve", "mooncake", "llumnix", "ascendra", "banaserve")
+    },
+    "distserve-3-full": (
+        4000,
+        f"--system distserve {_THREE} --sweep distserve.prefill_instances=1",
+    ),
     "llumnix-8": (2000, f"--system llumnix {_CHAT} --rates 40 --instances 8"),
     "llumnix-256": (750, f"--system llumnix {_CHAT} --rates 1280 --instances 256"),
+    "vllm-8": (2000, f"--system vllm {_CHAT} --rates 40 --instances 8"),
+    "distserve-8": (2000, f"--system distserve {_CHAT} --rates 40 --instances 8"),
     "distserve-128": (750, f"--system distserve {_CHAT} {_HALF.format('distserve')}"),
     "mooncake-128": (750, f"--system mooncake {_CHAT} {_HALF.format('mooncake')}"),
 }
