@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ...harness.experiments.backends.measuring import CellMeasurement
+from ...harness.experiments.execution.cell_bands import sampled
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import step_times_of
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import simulator_of
+from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
+from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
-from ..capacity.capacity_cells import CellRunner, Simulator
+from ...workloads.workload import Workload
+from ..capacity.capacity_cells import CellRunner, Ended, Simulator
 from ..capacity.curve import CapacityLevel
 from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain, wilson_interval
 
@@ -62,15 +67,52 @@ class Verdict:
     runs: int
     requests: int  # of all runs
     samples: tuple[LevelSample, ...] = ()  # the runs
+    first_run: SampledRun | None = None  # of proving, simulated runs; no folder holds it
+
+
+@dataclass(frozen=True)
+class SampledRun:
+    """A sample of the requests of a simulated run, and the run's figures."""
+
+    rate_rps: float
+    requests: RequestSample
+    figures: Row
+
+
+@dataclass(frozen=True)
+class SamplingSimulator(Simulator):
+    """Keeps a sample of the requests of each run."""
+
+    runs: list[SampledRun] = field(default_factory=list)
+
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """Simulate the cell's workload and keep a sample of it."""
+        measured = super().measure(spec, workload, progress)
+        sample = sampled(workload, measured.result, spec.warmup_s)
+        self.runs.append(SampledRun(spec.rate_rps or 0.0, sample, {}))
+        return measured
+
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """The figures, which the sample has, too."""
+        figures = super().row(spec, workload, measured)
+        self.runs[-1] = replace(self.runs[-1], figures=figures)
+        return figures
 
 
 Say = Callable[[str], None]
 RunnerOf = Callable[[CellSpec], LevelRunner]
 
 
-def simulated_runner(spec: CellSpec, *, controlled: bool = False) -> LevelRunner:
-    """Simulates a cell at the rates that are asked for; `controlled`: with a control variate."""
-    return CellRunner(spec, "plan", Simulator(), None, controlled=controlled)
+def simulated_runner(spec: CellSpec) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for, without a control variate."""
+    return CellRunner(spec, "plan", Simulator(), None, controlled=False)
+
+
+def sampling_runner(spec: CellSpec, simulator: SamplingSimulator) -> LevelRunner:
+    """The same, whose samples and figures `simulator` keeps."""
+    return CellRunner(spec, "plan", simulator, lambda cell, row: None, controlled=False)
 
 
 @dataclass(frozen=True)
@@ -93,7 +135,8 @@ class DeploymentLevel:
 def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
     """Run a level on seeds from its first one on, at most six times, until the verdict is certain.
 
-    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
+    Where the runs are too short to show whether the system keeps up, the next one is twice as long;
+    those after it are as long as need be.
     A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer;
     so is one that its first half alone may fail, as of a cold cache, at most `_LONGEST` times as
     long.
@@ -103,7 +146,11 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     `_MISSES_AFTER` runs; if the backlog grows, attainment drifts during a run, or requests starve.
     What is still undecided after the last run is not carried.
     """
-    runner, length = runner_of(level.spec), level.length
+    length, simulator = level.length, SamplingSimulator()
+    if length.proving and runner_of is simulated_runner:
+        runner = sampling_runner(level.spec, simulator)
+    else:
+        runner = runner_of(level.spec)
     rate_rps, target = level.rate_rps, level.target
     requests = length.requests
     samples: list[LevelSample] = []
@@ -129,11 +176,10 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
             continue
         if unsteady or misses or carries or len(samples) == length.most_runs:
             carries = carries and not unsteady
-            return Verdict(
-                carries, runs.attainment, low, high, len(samples), runs.requests, runs.samples
-            )
-        if not shown:
-            requests = min(2 * requests, longest)
+            numbers = runs.attainment, low, high, len(samples), runs.requests
+            first_run = simulator.runs[-len(samples)] if carries and simulator.runs else None
+            return Verdict(carries, *numbers, runs.samples, first_run)
+        requests = max(length.requests, needed) if shown else min(2 * requests, longest)
 
 
 def _warms_up(sample: LevelSample, target: float) -> bool:
@@ -205,5 +251,6 @@ class Levels:
             level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
             self._known[line] = level_verdict
             if self.checkpoint is not None:
-                self.checkpoint.append({"name": line, "level": asdict(level_verdict)}, simulator)
+                plain = asdict(replace(level_verdict, first_run=None))
+                self.checkpoint.append({"name": line, "level": plain}, simulator)
         return self._known[line]

@@ -22,18 +22,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ...harness.experiments.backends.measuring import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.execution.cell_bands import sampled, share_that_keeps
+from ...harness.experiments.execution.cell_bands import share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool
-from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
-from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import requests_in
 from ...workloads.errors import SloBenchError
-from ...workloads.workload import Workload
-from ..capacity.capacity_cells import CellRunner, Ended, Simulator
+from ..capacity.capacity_cells import CellRunner
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import LEAST_SHARES, Budget, Capacity, SearchOptions
 from .deployment_levels import (
@@ -45,8 +41,11 @@ from .deployment_levels import (
     Levels,
     RunLength,
     RunnerOf,
+    SampledRun,
+    SamplingSimulator,
     Say,
     Verdict,
+    sampling_runner,
     simulated_runner,
 )
 from .offers import Deployment, Offer, offers
@@ -482,7 +481,7 @@ def with_capacity(
     )
     at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
-    simulator = _SamplingSimulator()
+    simulator = SamplingSimulator()
     [capacity] = find_capacity(
         CellRunner(spec, "plan", simulator, None) if is_simulated else runner_of(spec),
         start_rps=rate_rps,
@@ -495,45 +494,40 @@ def with_capacity(
             capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
         )
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target, simulator) if is_simulated else None
+    figures = _figures(spec, target, confirmed, simulator) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
-@dataclass(frozen=True)
-class _SamplingSimulator(Simulator):
-    """Keeps a sample of the requests of each run, with its rate in req/s."""
-
-    samples: list[tuple[float, RequestSample]] = field(default_factory=list)
-
-    def measure(
-        self, spec: CellSpec, workload: Workload, progress: Ended | None
-    ) -> CellMeasurement:
-        measured = super().measure(spec, workload, progress)
-        sample = sampled(workload, measured.result, spec.warmup_s)
-        self.samples.append((spec.rate_rps or 0.0, sample))
-        return measured
-
-
-def _figures(spec: CellSpec, target: float, simulator: _SamplingSimulator) -> PlanFigures:
-    """Those of one run as long as the confirming ones; with it, the runs that `simulator` has made
-    at other rates, and short further ones, tell how probable the target is.
+def _figures(
+    spec: CellSpec, target: float, confirmed: Verdict, simulator: SamplingSimulator
+) -> PlanFigures:
+    """Those of the first confirming run; with it, the runs that `simulator` has made at other
+    rates, and short further ones, tell how probable the target is.
     """
-    rate_rps, rows = spec.rate_rps or 0.0, list[Row]()
-    runner = CellRunner(spec, "plan", simulator, lambda _, row: rows.append(row), controlled=False)
-    loaded = [(run_rps / rate_rps, sample) for run_rps, sample in simulator.samples]
+    rate_rps, first_seed = spec.rate_rps or 0.0, spec.seed + _FRESH_SEEDS
+    loaded = [(run.rate_rps / rate_rps, run.requests) for run in simulator.runs]
+    runner = sampling_runner(spec, simulator)
 
-    def at_load(factor: float) -> RequestSample:
-        requests = CONFIRM.requests if factor == 1 else SEARCH.requests
-        runner.run(factor * rate_rps, spec.seed + _FRESH_SEEDS, requests)
-        return simulator.samples[-1][1]
+    def simulated_run(factor: float, requests: int) -> SampledRun:
+        runner.run(factor * rate_rps, first_seed, requests)
+        return simulator.runs[-1]
 
-    sample, row = at_load(1.0), rows[0]
+    first = confirmed.first_run or simulated_run(1.0, confirmed.samples[0].requests)
     columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
     figures = {
-        column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
+        column: value
+        if isinstance(value := first.figures[column], float) and math.isfinite(value)
+        else None
         for column in columns
     }
-    keeps = share_that_keeps(spec, sample, row, target, at_load, loaded)
+    keeps = share_that_keeps(
+        spec,
+        first.requests,
+        first.figures,
+        target,
+        lambda factor: simulated_run(factor, SEARCH.requests).requests,
+        loaded,
+    )
     return PlanFigures(**figures, keeps=keeps)
 
 
