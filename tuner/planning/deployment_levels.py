@@ -136,7 +136,7 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     """Run a level on seeds from its first one on, at most six times, until the verdict is certain.
 
     Where the runs are too short to show whether the system keeps up, the next one is twice as long;
-    those after it are as long as need be.
+    those after it are as long as the shortest that is settled.
     A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer;
     so is one that its first half alone may fail, as of a cold cache, at most `_LONGEST` times as
     long.
@@ -179,7 +179,8 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
             numbers = runs.attainment, low, high, len(samples), runs.requests
             first_run = simulator.runs[-len(samples)] if carries and simulator.runs else None
             return Verdict(carries, *numbers, runs.samples, first_run)
-        requests = max(length.requests, needed) if shown else min(2 * requests, longest)
+        settled = [run.requests for run in samples if run.settled]
+        requests = min(settled) if shown else min(2 * requests, longest)
 
 
 def _warms_up(sample: LevelSample, target: float) -> bool:
