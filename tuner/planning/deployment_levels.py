@@ -67,7 +67,8 @@ class Verdict:
     runs: int
     requests: int  # of all runs
     samples: tuple[LevelSample, ...] = ()  # the runs
-    first_run: SampledRun | None = None  # of proving, simulated runs; no folder holds it
+    # Of proving, simulated runs; no folder holds it.
+    first_run: SampledRun | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
