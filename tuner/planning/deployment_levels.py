@@ -8,13 +8,11 @@ A deployment carries a rate or not: runs of a chosen length are made until the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ...harness.experiments.backends.measuring import CellMeasurement
-from ...harness.experiments.execution.cell_bands import sampled
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import step_times_of
 from ...harness.experiments.execution.workers import WorkerPool
@@ -23,8 +21,7 @@ from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
-from ...workloads.workload import Workload
-from ..capacity.capacity_cells import CellRunner, Ended, Simulator
+from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
 from ..capacity.level_samples import LevelRunner, LevelSample, sample_from_plain, wilson_interval
 
@@ -67,53 +64,22 @@ class Verdict:
     runs: int
     requests: int  # of all runs
     samples: tuple[LevelSample, ...] = ()  # the runs
-    # Of proving, simulated runs; no folder holds it.
-    first_run: SampledRun | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class SampledRun:
-    """A sample of the requests of a simulated run, and the run's figures."""
-
-    rate_rps: float
-    requests: RequestSample
-    figures: Row
-
-
-@dataclass(frozen=True)
-class SamplingSimulator(Simulator):
-    """Keeps a sample of the requests of each run."""
-
-    runs: list[SampledRun] = field(default_factory=list)
-
-    def measure(
-        self, spec: CellSpec, workload: Workload, progress: Ended | None
-    ) -> CellMeasurement:
-        """Simulate the cell's workload and keep a sample of it."""
-        measured = super().measure(spec, workload, progress)
-        sample = sampled(workload, measured.result, spec.warmup_s)
-        self.runs.append(SampledRun(spec.rate_rps or 0.0, sample, {}))
-        return measured
-
-    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """The figures, which the sample has, too."""
-        figures = super().row(spec, workload, measured)
-        self.runs[-1] = replace(self.runs[-1], figures=figures)
-        return figures
+    # Sample and figures of the first proving run, where it was simulated; no folder holds them.
+    first_run: tuple[RequestSample, Row] | None = field(default=None, compare=False, repr=False)
 
 
 Say = Callable[[str], None]
 RunnerOf = Callable[[CellSpec], LevelRunner]
 
 
-def simulated_runner(spec: CellSpec) -> LevelRunner:
-    """Simulates a cell at the rates that are asked for, without a control variate."""
-    return CellRunner(spec, "plan", Simulator(), None, controlled=False)
-
-
-def sampling_runner(spec: CellSpec, simulator: SamplingSimulator) -> LevelRunner:
-    """The same, whose samples and figures `simulator` keeps."""
-    return CellRunner(spec, "plan", simulator, lambda cell, row: None, controlled=False)
+def simulated_runner(
+    spec: CellSpec, simulator: Simulator | None = None, rows: list[Row] | None = None
+) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for, without a control variate; `rows` receives
+    the figures of each run.
+    """
+    keep = None if rows is None else lambda _, row: rows.append(row)
+    return CellRunner(spec, "plan", simulator or Simulator(), keep, controlled=False)
 
 
 @dataclass(frozen=True)
@@ -147,11 +113,10 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     `_MISSES_AFTER` runs; if the backlog grows, attainment drifts during a run, or requests starve.
     What is still undecided after the last run is not carried.
     """
-    length, simulator = level.length, SamplingSimulator()
+    runner, length = runner_of(level.spec), level.length
+    kept, rows = list[tuple[float, RequestSample]](), list[Row]()
     if length.proving and runner_of is simulated_runner:
-        runner = sampling_runner(level.spec, simulator)
-    else:
-        runner = runner_of(level.spec)
+        runner = simulated_runner(level.spec, Simulator(samples=kept), rows)
     rate_rps, target = level.rate_rps, level.target
     requests = length.requests
     samples: list[LevelSample] = []
@@ -176,10 +141,9 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
             requests = min(2 * requests, longest)
             continue
         if unsteady or misses or carries or len(samples) == length.most_runs:
-            carries = carries and not unsteady
+            first_run = (kept[-len(samples)][1], rows[-len(samples)]) if rows else None
             numbers = runs.attainment, low, high, len(samples), runs.requests
-            first_run = simulator.runs[-len(samples)] if carries and simulator.runs else None
-            return Verdict(carries, *numbers, runs.samples, first_run)
+            return Verdict(carries and not unsteady, *numbers, runs.samples, first_run)
         settled = [run.requests for run in samples if run.settled]
         requests = min(settled) if shown else min(2 * requests, longest)
 
@@ -192,11 +156,6 @@ def _warms_up(sample: LevelSample, target: float) -> bool:
     requests = sum(sample.batch_requests[half:])
     second = sum(sample.batch_met[half:]) / requests
     return second > sample.attainment and wilson_interval(second, requests)[1] >= target
-
-
-def _verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
-    """The inverse of `asdict`, from JSON."""
-    return Verdict(**{**plain, "samples": tuple(map(sample_from_plain, plain["samples"]))})
 
 
 @dataclass
@@ -222,8 +181,7 @@ class Levels:
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
-        has_verdict = line in self._known or line in self._earlier
-        if self.pool is not None and not has_verdict and line not in self._begun:
+        if self.pool and not any(line in of for of in (self._known, self._earlier, self._begun)):
             self._begun[line] = self.pool.begin(judged, level)
 
     def drop_begun(self) -> None:
@@ -245,7 +203,9 @@ class Levels:
         if (entry := self._earlier.pop(line, None)) is not None:
             assert self.checkpoint is not None
             self.checkpoint.check_simulator(entry, simulator)
-            self._known[line] = _verdict_from_plain(entry["level"])
+            plain = entry["level"]
+            samples = tuple(map(sample_from_plain, plain["samples"]))
+            self._known[line] = Verdict(**{**plain, "samples": samples})
         if line not in self._known:
             self.say(line)
             self.begin(level)
@@ -253,6 +213,6 @@ class Levels:
             level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
             self._known[line] = level_verdict
             if self.checkpoint is not None:
-                plain = asdict(replace(level_verdict, first_run=None))
-                self.checkpoint.append({"name": line, "level": plain}, simulator)
+                level_entry = asdict(replace(level_verdict, first_run=None))
+                self.checkpoint.append({"name": line, "level": level_entry}, simulator)
         return self._known[line]

@@ -26,10 +26,12 @@ from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cell_bands import share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool
+from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
+from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import requests_in
 from ...workloads.errors import SloBenchError
-from ..capacity.capacity_cells import CellRunner
+from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import LEAST_SHARES, Budget, Capacity, SearchOptions
 from .deployment_levels import (
@@ -41,11 +43,8 @@ from .deployment_levels import (
     Levels,
     RunLength,
     RunnerOf,
-    SampledRun,
-    SamplingSimulator,
     Say,
     Verdict,
-    sampling_runner,
     simulated_runner,
 )
 from .offers import Deployment, Offer, offers
@@ -429,14 +428,12 @@ class PlanSearch:
             (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
             for sized in plans
         ]
-        begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
+        begun = [pool.begin(with_capacity, *call) for call in arguments] if pool else ()
         for place, sized in enumerate(plans):
             self.options.count(len(plans) + place, 2 * len(plans))
             self.options.say(f"capacity of {sized.instances} × {sized.offer.name}")
-            if begun:
-                yield begun[place].result()
-            else:
-                yield with_capacity(*arguments[place], self.options.runner_of)
+            call = (*arguments[place], self.options.runner_of)
+            yield begun[place].result() if begun else with_capacity(*call)
 
 
 def _first_carrying(
@@ -481,9 +478,11 @@ def with_capacity(
     )
     at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
-    simulator = SamplingSimulator()
+    runs: list[tuple[float, RequestSample]] = []
     [capacity] = find_capacity(
-        CellRunner(spec, "plan", simulator, None) if is_simulated else runner_of(spec),
+        CellRunner(spec, "plan", Simulator(samples=runs), None)
+        if is_simulated
+        else runner_of(spec),
         start_rps=rate_rps,
         options=options,
         neighbours=(rate_rps, max(at_most_rps, rate_rps * _BRACKET)),
@@ -494,40 +493,32 @@ def with_capacity(
             capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
         )
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target, confirmed, simulator) if is_simulated else None
+    figures = _figures(spec, target, confirmed, runs) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
 def _figures(
-    spec: CellSpec, target: float, confirmed: Verdict, simulator: SamplingSimulator
+    spec: CellSpec, target: float, confirmed: Verdict, runs: list[tuple[float, RequestSample]]
 ) -> PlanFigures:
-    """Those of the first confirming run; with it, the runs that `simulator` has made at other
-    rates, and short further ones, tell how probable the target is.
+    """Those of the first confirming run; with it, `runs` at other rates and short further ones tell
+    how probable the target is.
     """
-    rate_rps, first_seed = spec.rate_rps or 0.0, spec.seed + _FRESH_SEEDS
-    loaded = [(run.rate_rps / rate_rps, run.requests) for run in simulator.runs]
-    runner = sampling_runner(spec, simulator)
+    rate_rps = spec.rate_rps or 0.0
+    loaded, rows = [(run_rps / rate_rps, sample) for run_rps, sample in runs], list[Row]()
+    runner = simulated_runner(spec, Simulator(samples=runs), rows)
 
-    def simulated_run(factor: float, requests: int) -> SampledRun:
-        runner.run(factor * rate_rps, first_seed, requests)
-        return simulator.runs[-1]
+    def at_load(factor: float, requests: int = SEARCH.requests) -> RequestSample:
+        runner.run(factor * rate_rps, spec.seed + _FRESH_SEEDS, requests)
+        return runs[-1][1]
 
-    first = confirmed.first_run or simulated_run(1.0, confirmed.samples[0].requests)
+    first_requests = confirmed.samples[0].requests
+    sample, row = confirmed.first_run or (at_load(1.0, first_requests), rows[-1])
     columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
     figures = {
-        column: value
-        if isinstance(value := first.figures[column], float) and math.isfinite(value)
-        else None
+        column: value if isinstance(value := row[column], float) and math.isfinite(value) else None
         for column in columns
     }
-    keeps = share_that_keeps(
-        spec,
-        first.requests,
-        first.figures,
-        target,
-        lambda factor: simulated_run(factor, SEARCH.requests).requests,
-        loaded,
-    )
+    keeps = share_that_keeps(spec, sample, row, target, at_load, loaded)
     return PlanFigures(**figures, keeps=keeps)
 
 
