@@ -540,8 +540,6 @@ class _Search:
         growing = min((lv.rate_rps for lv in levels if lv.growing), default=math.inf)
         if rate >= growing > centre:
             rate = math.sqrt(centre * growing)
-        if rough:
-            rate = min(rate, *self._decided(estimate.target)[1])
         rate = min(max(rate, self._options.low_rps), self._highest_rps)
         rates = [level.rate_rps for level in levels]
         close = [

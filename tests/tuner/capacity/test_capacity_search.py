@@ -2,7 +2,6 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from reference.mdc_queue import MdcQueue
@@ -62,37 +61,6 @@ def test_find_capacity_gives_every_run_its_own_seed():
     find_capacity(watched, start_rps=2.0, options=SearchOptions(targets=(0.9,), first_seed=50))
     seeds = [seed for _, seed, _ in watched.runs]
     assert seeds == list(range(50, 50 + len(seeds)))
-
-
-class Plateau:
-    """Attainment falls slowly from 99 % at 2 req/s, and at once above 3; rates are written down."""
-
-    def __init__(self):
-        self.rates = []
-
-    def run(self, rate_rps, seed, requests):
-        self.rates.append(rate_rps)
-        share = 1 - 0.01 * (rate_rps / 2) ** 3 if rate_rps <= 3 else 0.3
-        met = np.random.default_rng(seed).binomial(requests // 20, share, 20)
-        return LevelSample(
-            rate_rps=rate_rps,
-            seed=seed,
-            requests=requests,
-            batch_met=tuple(met.tolist()),
-            batch_requests=(requests // 20,) * 20,
-            backlog=(0,) * 21,
-        )
-
-
-def test_find_capacity_below_a_plateau_does_not_look_far_above_a_rate_that_failed():
-    plateau = Plateau()
-    options = SearchOptions(targets=(0.9, 0.99))
-    search = find_capacity(plateau, start_rps=3.3, options=options)
-    low, high = search.capacities
-    assert low.capacity_rps == pytest.approx(3, rel=0.05)
-    assert high.low_rps <= 2 <= high.high_rps
-    assert 2.59 not in plateau.rates  # where the fit through the cliff has the crossing at first
-    assert search.requests_spent < 90_000
 
 
 def test_find_capacity_goes_on_from_earlier_runs():
