@@ -438,14 +438,13 @@ def design_effect(runs: Sequence[RunBatches], groups: int = 5, least: float = 1.
     is held against that of as many independent requests.
     """
     excess = expected = 0.0
+    starts = np.arange(0, BATCHES, BATCHES // groups)
     for run in runs:
         share = run.attainment
         if not 0 < share < 1:
             continue
-        met = np.add.reduceat(np.array(run.batch_met), np.arange(0, BATCHES, BATCHES // groups))
-        group_requests = np.add.reduceat(
-            np.array(run.batch_requests), np.arange(0, BATCHES, BATCHES // groups)
-        )
+        met = np.add.reduceat(np.array(run.batch_met), starts)
+        group_requests = np.add.reduceat(np.array(run.batch_requests), starts)
         excess += float(((met - group_requests * share) ** 2 / group_requests).sum())
         expected += (groups - 1) * share * (1 - share)
     return max(least, excess / expected) if expected else 1.0

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...harness.core.records.judging import judge
 from ...harness.experiments.backends.measuring import CellMeasurement, Deployment, measured_row
+from ...harness.experiments.execution.cell_bands import sampled
 from ...harness.experiments.execution.cell_specs import CellSpec, OperatingPoint, source
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
@@ -25,6 +26,7 @@ from ...harness.experiments.execution.cells import (
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.load_generator.http.faults import OVERLOAD, RequestFault
 from ...harness.results.cell_files import Choice, Column
+from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.errors import SloBenchError
@@ -42,10 +44,14 @@ Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Simulator:
-    """Simulates cells in this process. Without a folder, no details of them are kept."""
+    """Simulates cells in this process. Without a folder, no details of them are kept.
+
+    `samples` receives the rate of each run in req/s and a sample of its requests.
+    """
 
     folder: Path | None = None
     records: str = "none"
+    samples: list[tuple[float, RequestSample]] | None = None
 
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
@@ -54,6 +60,8 @@ class Simulator:
         predicted = predicted_output_tokens(spec, workload)
         kept = self.folder is not None
         result = simulated(spec, workload, predicted, progress=progress, timeline=kept)
+        if self.samples is not None:
+            self.samples.append((spec.rate_rps or 0.0, sampled(workload, result, spec.warmup_s)))
         return CellMeasurement(result)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:

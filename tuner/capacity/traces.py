@@ -78,9 +78,8 @@ def find_trace_capacity(
                 break
             sample = runner.run(rate, options.first_seed, requests)
             levels[rate] = CapacityLevel(rate, (sample,), options.most_growth)
-            check_refused(
-                [run for level in levels.values() for run in level.samples], options.targets
-            )
+            runs = [run for level in levels.values() for run in level.samples]
+            check_refused(runs, options.targets)
             spent += sample.requests
             wall_s += sample.wall_s
             if watch is not None:

@@ -8,16 +8,18 @@ A deployment carries a rate or not: runs of a chosen length are made until the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...harness.experiments.execution.cell_specs import CellSpec
 from ...harness.experiments.execution.experiment_plan import step_times_of
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import simulator_of
+from ...harness.results.request_fold import RequestSample
 from ...harness.results.run_checkpoint import Checkpoint
+from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import SETTLED_HORIZONS, drifts, requests_in, starves
 from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
@@ -62,15 +64,22 @@ class Verdict:
     runs: int
     requests: int  # of all runs
     samples: tuple[LevelSample, ...] = ()  # the runs
+    # Sample and figures of the first proving run, where it was simulated; no folder holds them.
+    first_run: tuple[RequestSample, Row] | None = field(default=None, compare=False, repr=False)
 
 
 Say = Callable[[str], None]
 RunnerOf = Callable[[CellSpec], LevelRunner]
 
 
-def simulated_runner(spec: CellSpec, *, controlled: bool = False) -> LevelRunner:
-    """Simulates a cell at the rates that are asked for; `controlled`: with a control variate."""
-    return CellRunner(spec, "plan", Simulator(), None, controlled=controlled)
+def simulated_runner(
+    spec: CellSpec, simulator: Simulator | None = None, rows: list[Row] | None = None
+) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for, without a control variate; `rows` receives
+    the figures of each run.
+    """
+    keep = None if rows is None else lambda _, row: rows.append(row)
+    return CellRunner(spec, "plan", simulator or Simulator(), keep, controlled=False)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ class DeploymentLevel:
 def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
     """Run a level on seeds from its first one on, at most six times, until the verdict is certain.
 
-    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
+    Where the runs are too short to show whether the system keeps up, the next one is twice as long;
+    those after it are as long as the shortest that is settled.
     A first run with less than `_LONG_ENOUGH` of the requests that it needs is made again, longer;
     so is one that its first half alone may fail, as of a cold cache, at most `_LONGEST` times as
     long.
@@ -104,6 +114,9 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     What is still undecided after the last run is not carried.
     """
     runner, length = runner_of(level.spec), level.length
+    kept, rows = list[tuple[float, RequestSample]](), list[Row]()
+    if length.proving and runner_of is simulated_runner:
+        runner = simulated_runner(level.spec, Simulator(samples=kept), rows)
     rate_rps, target = level.rate_rps, level.target
     requests = length.requests
     samples: list[LevelSample] = []
@@ -128,12 +141,11 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
             requests = min(2 * requests, longest)
             continue
         if unsteady or misses or carries or len(samples) == length.most_runs:
-            carries = carries and not unsteady
-            return Verdict(
-                carries, runs.attainment, low, high, len(samples), runs.requests, runs.samples
-            )
-        if not shown:
-            requests = min(2 * requests, longest)
+            first_run = (kept[-len(samples)][1], rows[-len(samples)]) if rows else None
+            numbers = runs.attainment, low, high, len(samples), runs.requests
+            return Verdict(carries and not unsteady, *numbers, runs.samples, first_run)
+        settled = [run.requests for run in samples if run.settled]
+        requests = min(settled) if shown else min(2 * requests, longest)
 
 
 def _warms_up(sample: LevelSample, target: float) -> bool:
@@ -144,11 +156,6 @@ def _warms_up(sample: LevelSample, target: float) -> bool:
     requests = sum(sample.batch_requests[half:])
     second = sum(sample.batch_met[half:]) / requests
     return second > sample.attainment and wilson_interval(second, requests)[1] >= target
-
-
-def _verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
-    """The inverse of `asdict`, from JSON."""
-    return Verdict(**{**plain, "samples": tuple(map(sample_from_plain, plain["samples"]))})
 
 
 @dataclass
@@ -174,8 +181,9 @@ class Levels:
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
-        has_verdict = line in self._known or line in self._earlier
-        if self.pool is not None and not has_verdict and line not in self._begun:
+        if self.pool and not any(
+            line in held for held in (self._known, self._earlier, self._begun)
+        ):
             self._begun[line] = self.pool.begin(judged, level)
 
     def drop_begun(self) -> None:
@@ -197,7 +205,9 @@ class Levels:
         if (entry := self._earlier.pop(line, None)) is not None:
             assert self.checkpoint is not None
             self.checkpoint.check_simulator(entry, simulator)
-            self._known[line] = _verdict_from_plain(entry["level"])
+            plain = entry["level"]
+            samples = tuple(map(sample_from_plain, plain["samples"]))
+            self._known[line] = Verdict(**{**plain, "samples": samples})
         if line not in self._known:
             self.say(line)
             self.begin(level)
@@ -205,5 +215,6 @@ class Levels:
             level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
             self._known[line] = level_verdict
             if self.checkpoint is not None:
-                self.checkpoint.append({"name": line, "level": asdict(level_verdict)}, simulator)
+                level_entry = asdict(replace(level_verdict, first_run=None))
+                self.checkpoint.append({"name": line, "level": level_entry}, simulator)
         return self._known[line]

@@ -165,12 +165,8 @@ def plan_fleet(fleet: Fleet, load: TargetLoad, options: PlanOptions | None = Non
         def say(line: str, name: str = pool.name) -> None:
             how.say(f"{name}: {line}")
 
-        pool_options = replace(
-            how,
-            folder=kept,
-            resume=how.resume and kept is not None and kept.exists(),
-            say=say,
-        )
+        resume = how.resume and kept is not None and kept.exists()
+        pool_options = replace(how, folder=kept, resume=resume, say=say)
         search = PlanSearch(pool.experiment, pool_load, pool_options)
         try:
             pool_plans = search.run()

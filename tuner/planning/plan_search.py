@@ -22,9 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ...harness.experiments.backends.measuring import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.execution.cell_bands import sampled, share_that_keeps
+from ...harness.experiments.execution.cell_bands import share_that_keeps
 from ...harness.experiments.execution.cell_specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.request_fold import RequestSample
@@ -32,8 +31,7 @@ from ...harness.results.run_checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import requests_in
 from ...workloads.errors import SloBenchError
-from ...workloads.workload import Workload
-from ..capacity.capacity_cells import CellRunner, Ended, Simulator
+from ..capacity.capacity_cells import CellRunner, Simulator
 from ..capacity.capacity_search import find_capacity
 from ..capacity.search_options import LEAST_SHARES, Budget, Capacity, SearchOptions
 from .deployment_levels import (
@@ -430,14 +428,12 @@ class PlanSearch:
             (sized, sized.spec(self.experiment, rate_rps), rate_rps, target, seed)
             for sized in plans
         ]
-        begun = [] if pool is None else [pool.begin(with_capacity, *call) for call in arguments]
+        begun = [pool.begin(with_capacity, *call) for call in arguments] if pool else ()
         for place, sized in enumerate(plans):
             self.options.count(len(plans) + place, 2 * len(plans))
             self.options.say(f"capacity of {sized.instances} × {sized.offer.name}")
-            if begun:
-                yield begun[place].result()
-            else:
-                yield with_capacity(*arguments[place], self.options.runner_of)
+            call = (*arguments[place], self.options.runner_of)
+            yield begun[place].result() if begun else with_capacity(*call)
 
 
 def _first_carrying(
@@ -482,9 +478,11 @@ def with_capacity(
     )
     at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
-    simulator = _SamplingSimulator()
+    runs: list[tuple[float, RequestSample]] = []
     [capacity] = find_capacity(
-        CellRunner(spec, "plan", simulator, None) if is_simulated else runner_of(spec),
+        CellRunner(spec, "plan", Simulator(samples=runs), None)
+        if is_simulated
+        else runner_of(spec),
         start_rps=rate_rps,
         options=options,
         neighbours=(rate_rps, max(at_most_rps, rate_rps * _BRACKET)),
@@ -495,39 +493,26 @@ def with_capacity(
             capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
         )
     fitted = spec.deployment.step_time.fitted
-    figures = _figures(spec, target, simulator) if is_simulated else None
+    figures = _figures(spec, target, confirmed, runs) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
 
 
-@dataclass(frozen=True)
-class _SamplingSimulator(Simulator):
-    """Keeps a sample of the requests of each run, with its rate in req/s."""
-
-    samples: list[tuple[float, RequestSample]] = field(default_factory=list)
-
-    def measure(
-        self, spec: CellSpec, workload: Workload, progress: Ended | None
-    ) -> CellMeasurement:
-        measured = super().measure(spec, workload, progress)
-        sample = sampled(workload, measured.result, spec.warmup_s)
-        self.samples.append((spec.rate_rps or 0.0, sample))
-        return measured
-
-
-def _figures(spec: CellSpec, target: float, simulator: _SamplingSimulator) -> PlanFigures:
-    """Those of one run as long as the confirming ones; with it, the runs that `simulator` has made
-    at other rates, and short further ones, tell how probable the target is.
+def _figures(
+    spec: CellSpec, target: float, confirmed: Verdict, runs: list[tuple[float, RequestSample]]
+) -> PlanFigures:
+    """Those of the first confirming run; with it, `runs` at other rates and short further ones tell
+    how probable the target is.
     """
-    rate_rps, rows = spec.rate_rps or 0.0, list[Row]()
-    runner = CellRunner(spec, "plan", simulator, lambda _, row: rows.append(row), controlled=False)
-    loaded = [(run_rps / rate_rps, sample) for run_rps, sample in simulator.samples]
+    rate_rps = spec.rate_rps or 0.0
+    loaded, rows = [(run_rps / rate_rps, sample) for run_rps, sample in runs], list[Row]()
+    runner = simulated_runner(spec, Simulator(samples=runs), rows)
 
-    def at_load(factor: float) -> RequestSample:
-        requests = CONFIRM.requests if factor == 1 else SEARCH.requests
+    def at_load(factor: float, requests: int = SEARCH.requests) -> RequestSample:
         runner.run(factor * rate_rps, spec.seed + _FRESH_SEEDS, requests)
-        return simulator.samples[-1][1]
+        return runs[-1][1]
 
-    sample, row = at_load(1.0), rows[0]
+    first_requests = confirmed.samples[0].requests
+    sample, row = confirmed.first_run or (at_load(1.0, first_requests), rows[-1])
     columns = ("ttft_p99_s", "tpot_p99_s", "gpu_power_mean_w", "joules_per_output_token")
     figures = {
         column: value if isinstance(value := row[column], float) and math.isfinite(value) else None

@@ -143,11 +143,9 @@ class Arrivals:
 
     def _head(self) -> RequestState | None:
         if self._at == len(self._slice):
-            states = self._next_slice()
-            if not states:
+            self._slice, self._at = self._next_slice(), 0  # lets go of requests that have ended
+            if not self._slice:
                 return None
-            self._slice = states
-            self._at = 0
         return self._slice[self._at]
 
     def _next_slice(self) -> list[RequestState]:

@@ -31,6 +31,7 @@ from slo_bench.reports.pages.plan_page import (
     plan_rows,
     price_lines,
 )
+from slo_bench.tuner.capacity.capacity_cells import CellRunner
 from slo_bench.tuner.capacity.level_samples import LevelSample
 from slo_bench.tuner.planning.deployment_levels import CONFIRM, SEARCH, DeploymentLevel, judged
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
@@ -197,6 +198,23 @@ def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of, short_run
     assert written[0] == written[1]
 
 
+def test_plan_simulates_nothing_twice(monkeypatch, short_runs):
+    run, runs = CellRunner.run, []
+
+    def noted(runner, rate_rps, seed, requests):
+        spec = runner.template
+        runs.append((spec.instances, str(spec.parameters), rate_rps, seed, requests))
+        return run(runner, rate_rps, seed, requests)
+
+    monkeypatch.setattr(CellRunner, "run", noted)
+    requested = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
+    [plan] = plan_cheapest(
+        requested, TargetLoad(4, plans=1), PlanOptions(kinds=("a100-80g",))
+    ).plans
+    assert plan.figures.ttft_p99_s > 0
+    assert len(set(runs)) == len(runs)
+
+
 class PoolThatFailsAt:
     """Runs work at once; levels that `needed` does not hold end with an error."""
 
@@ -352,6 +370,26 @@ def test_undecided_short_runs_are_followed_by_longer_ones():
     assert verdict_of(Wavering(), 5.0, 0.9, replace(SEARCH, proving=True)).carries
     assert Wavering.sizes == sorted(Wavering.sizes)
     assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
+
+
+def test_confirming_run_after_the_proof_is_as_long_as_the_first():
+    class Filling:
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, rate_rps, seed, requests):
+            self.sizes.append(requests)
+            grown = 160 if len(self.sizes) == 1 else 0  # of 8,000: too many to tell
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=(requests // 20,) * 20,
+                batch_requests=(requests // 20,) * 20,
+                backlog=(*[0] * 11, *[grown] * 10),
+            )
+
+    assert verdict_of(Filling(), 5.0, 0.9, CONFIRM).carries
+    assert Filling.sizes == [8000, 16000, 8000]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -62,6 +63,14 @@ class Closed(Policy):
 SHORT_BATCHES = Fifo(max_batch=3)
 
 # ---------------------------------------------------------------- routers
+
+
+def test_arrivals_let_go_of_their_last_requests():
+    arrivals = Arrivals(Workload(np.arange(3.0), np.full(3, 8), np.full(3, 4)))
+    requests = [arrivals.pop() for _ in range(3)]
+    assert arrivals.next_s() == np.inf
+    holders = [holder for holder in gc.get_referrers(requests[0]) if isinstance(holder, list)]
+    assert holders == [requests]
 
 
 def test_round_robin_routes_to_instances_in_turn(serve, requests):
