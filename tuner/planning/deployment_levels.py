@@ -96,7 +96,7 @@ class DeploymentLevel:
     @property
     def line(self) -> str:
         """A line that says what is simulated; no other level has it."""
-        return f"{self.name} at {self.rate_rps:.3g} req/s, runs of {self.length.requests:,}"
+        return f"{self.name} at {self.rate_rps:.6g} req/s, runs of {self.length.requests:,}"
 
 
 def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
