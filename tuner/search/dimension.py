@@ -94,6 +94,15 @@ class Dimension:
             spread.append(round(value) if self.whole else self.rounded(value))
         return tuple(dict.fromkeys(spread))
 
+    def neighbours(self, value: Value, max_points: int) -> list[Value]:
+        """The nearest of its `points` below and above a number; of words all others."""
+        points = [point for point in self.points(max_points) if point != value]
+        numbers = [point for point in points if not isinstance(point, str)]
+        if isinstance(value, str) or len(numbers) < len(points):
+            return points
+        below, above = [p for p in numbers if p < value], [p for p in numbers if p > value]
+        return [*sorted(below)[-1:], *sorted(above)[:1]]
+
     @property
     def size(self) -> float:
         """Number of values in the range."""

@@ -74,6 +74,14 @@ class Space:
                 return drawn
         return None
 
+    def neighbours(self, configuration: Configuration, max_points: int) -> list[Configuration]:
+        """Those that differ in one dimension, of at most `max_points` in a range, by one step."""
+        return [
+            {**configuration, dimension.name: value}
+            for dimension in self.dimensions
+            for value in dimension.neighbours(configuration[dimension.name], max_points)
+        ]
+
     def applied(self, experiment: Experiment, configuration: Configuration) -> Experiment:
         """The experiment with a configuration in place of its own settings.
 

@@ -24,9 +24,9 @@ from .evaluate_configuration import (
 )
 from .last_race import LAST_RACE_RUNS, LAST_RACE_SEEDS, LEAST_ROUNDS, last_race
 from .runs import FAULTS, InfeasibleError, Runs
-from .samplers import SAMPLERS, ByNumber
+from .samplers import GRID_POINTS, SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
-from .space import Tuning, key_of
+from .space import Configuration, Tuning, key_of
 from .study_results import (
     CONFIGURATION,
     KEY,
@@ -114,9 +114,9 @@ class StudyWorker:
             trials = self.study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state is TrialState.WAITING]
             begun = [t for t in trials if t.state is not TrialState.WAITING and proposed(t)]
-            ended = self._spent(begun, _requests(trials)) or self._exhausted()
-            if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
-                ended = not self._queue_untried(trials)
+            ended = self._spent(begun, trials) or self._exhausted()
+            if not ended and not waiting:
+                ended = not self._queue_untried(trials, stuck=known_in_a_row(begun) >= _STUCK)
             cut_before = any(noted(t, OWNER) or not proposed(t) for t in waiting)
             if ended and not cut_before:
                 return self._begin_last_race(trials) or self._begin_proof(trials)
@@ -124,22 +124,23 @@ class StudyWorker:
             note(trial, OWNER, self.name)
             return trial
 
-    def _spent(self, begun: Sequence[FrozenTrial], requests: int) -> bool:
+    def _spent(self, begun: Sequence[FrozenTrial], trials: Sequence[FrozenTrial]) -> bool:
         settings = self.tuning.settings
         tried = counted(begun)
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
             return True
-        return self._over_budget(requests)
+        return self._over_budget(trials)
 
-    def _over_budget(self, requests: int) -> bool:
+    def _over_budget(self, trials: Sequence[FrozenTrial]) -> bool:
         """Whether only what is kept for the last race and the search of the leader's capacity is
         left of a budget.
         """
         most_requests = self.tuning.settings.max_requests
         if most_requests is not None:
-            race_share = LAST_RACE_SHARE * self.evaluation.races_on
-            if requests >= (1 - race_share) * most_requests - self._kept_requests:
+            races_on = self.evaluation.races_on and len(close_ones(trials, self.tuning.aim)) > 1
+            race_share = LAST_RACE_SHARE * races_on
+            if _requests(trials) >= (1 - race_share) * most_requests - self._kept_requests:
                 return True
         return self._over_time()
 
@@ -241,7 +242,7 @@ class StudyWorker:
         return bool(self._unproved(self.study.get_trials(deepcopy=False)))
 
     def _unproved(self, trials: Sequence[FrozenTrial]) -> list[TrialRow]:
-        default = not self._over_budget(_requests(trials))
+        default = not self._over_budget(trials)
         return to_prove(trials, self.tuning.aim, default=default)
 
     def _exhausted(self) -> bool:
@@ -249,14 +250,30 @@ class StudyWorker:
         assert isinstance(sampler, ByNumber)
         return sampler.exhausted(self.study)
 
-    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
-        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
+    def _queue_untried(self, trials: Sequence[FrozenTrial], *, stuck: bool) -> bool:
+        """Queue an untried neighbour of the leader, if the sampler has a model, or where the study
+        is stuck any untried configuration; whether there is one, or the sampler can go on.
+        """
+        tried = {key for trial in trials if (key := noted(trial, KEY)) is not None}
         rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
-        untried = self.tuning.space.untried(tried, rng)
-        if untried is None:
-            return False
-        self.study.enqueue_trial(dict(untried))
-        return True
+        space, aim = self.tuning.space, self.tuning.aim
+        moves = self.tuning.settings.sampler == "tpe" and aim.single is not None
+        leaders = best_of(trials, aim, estimated=True) if moves else ()
+        near = [
+            neighbour
+            for leader in leaders
+            for neighbour in space.neighbours(leader.configuration, GRID_POINTS)
+            if key_of(neighbour) not in tried
+        ]
+        if near:
+            untried: Configuration | None = near[rng.integers(len(near))]
+        elif stuck:
+            untried = space.untried(tried, rng)
+        else:
+            return True
+        if untried is not None:
+            self.study.enqueue_trial(dict(untried))
+        return untried is not None
 
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
