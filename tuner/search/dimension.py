@@ -78,30 +78,22 @@ class Dimension:
         """All values, or `max_points` that are spread over the range."""
         if self.choices is not None:
             return self.choices
-        if self.step is not None or self.whole:
-            step = self.step or 1
-            count = math.floor((self.high - self.low) / step + 1e-9) + 1
-            if count <= max_points or self.step is not None:
-                values = [self.low + step * k for k in range(count)]
-                return tuple(int(v) if self.whole else round(v, 9) for v in values)
-        spread: list[Value] = []
-        for k in range(max_points):
-            share = k / (max_points - 1) if max_points > 1 else 0.0
-            if self.log:
-                value = self.low * (self.high / self.low) ** share
-            else:
-                value = self.low + (self.high - self.low) * share
-            spread.append(round(value) if self.whole else self.rounded(value))
-        return tuple(dict.fromkeys(spread))
+        if self.step is not None or self.size <= max_points:
+            values = [self.low + (self.step or 1) * k for k in range(int(self.size))]
+        else:
+            shares = [k / max(max_points - 1, 1) for k in range(max_points)]
+            ratio, width = self.high / self.low if self.log else 1.0, self.high - self.low
+            values = [self.low * ratio**s if self.log else self.low + width * s for s in shares]
+        return tuple(dict.fromkeys(round(v) if self.whole else self.rounded(v) for v in values))
 
     def neighbours(self, value: Value, max_points: int) -> list[Value]:
         """The nearest of its `points` below and above a number; of words all others."""
-        points = [point for point in self.points(max_points) if point != value]
-        numbers = [point for point in points if not isinstance(point, str)]
-        if isinstance(value, str) or len(numbers) < len(points):
-            return points
-        below, above = [p for p in numbers if p < value], [p for p in numbers if p > value]
-        return [*sorted(below)[-1:], *sorted(above)[:1]]
+        points = {*self.points(max_points), value}
+        if any(isinstance(point, str) for point in points):
+            return [point for point in self.points(max_points) if point != value]
+        ordered = sorted(points, key=float)
+        place = ordered.index(value)
+        return [*ordered[max(place - 1, 0) : place], *ordered[place + 1 : place + 2]]
 
     @property
     def size(self) -> float:

@@ -86,7 +86,8 @@ class PruningThreshold:
 class RaceResult:
     """Result of a race: whether it was lost, the estimated capacity, and what was run for it.
 
-    `close`: it may be as good as the leader, within the error of the race, and is not the same.
+    `close`: it may be as good as the leader, within the error of the race. `same`: it has the very
+    same in SLO, as one that differs in bursts alone.
     `raced_rps`: the estimate by the share in SLO alone.
     """
 
@@ -94,6 +95,7 @@ class RaceResult:
     estimate_rps: float
     runs: tuple[LevelSample, ...]
     close: bool = False
+    same: bool = False
     raced_rps: float = math.nan
 
     @property
@@ -138,7 +140,9 @@ def _moved_pace(
     those of `pace`; None if hardly a request meets its SLO, or the client was late.
     """
     slope, rate_rps, runs = pace.slope, three_digits(rate_rps), list[LevelSample]()
-    requests = tuple(math.ceil(count * max(rate_rps / pace.rate_rps, 1.0)) for count in pace.requests)
+    requests = tuple(
+        math.ceil(count * max(rate_rps / pace.rate_rps, 1.0)) for count in pace.requests
+    )
     widest = _WIDEST_MOVE  # halved at each move, so that moves end
     while len(runs) < len(requests):
         place = len(runs)
@@ -268,13 +272,13 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     if not runs:
         return RaceResult(lost, pace.estimate_rps, ())
     gained, error = gained_by_batch([run.batch_met for run in runs], pace.met)
-    close = bool(gained.any()) and float(gained.sum()) > -_CLOSE_SIGMAS * error
+    close, same = float(gained.sum()) >= -_CLOSE_SIGMAS * error, not gained.any()
     raced_rps = estimate_rps = moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
         most_rps = min(pace.estimate_rps, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
         estimate_rps = min(estimate_rps, most_rps)
-    return RaceResult(lost, estimate_rps, tuple(runs), close, raced_rps)
+    return RaceResult(lost, estimate_rps, tuple(runs), close, same, raced_rps)
 
 
 def moved(rate_rps: float, log_factor: float) -> float:
@@ -459,6 +463,7 @@ class ConfigurationEvaluator:
                     "raced_requests": raced_requests,
                     "raced_rps": finite(raced.raced_rps),
                     "close": raced.close,
+                    "same": raced.same,
                 }
                 report(raced_requests, raced.estimate_rps)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ Asked = str | Sequence[Value] | Value  # the range or values of a searched name
 
 PARAMETERS = "parameters"  # all of the system's own
 SERVER = "server."  # begins the name of a server's own option
-_MOST_DRAWS = 2000
 
 SETTINGS = {  # of an experiment that may be searched
     path: declaration
@@ -64,15 +63,6 @@ class Space:
     def size(self) -> float:
         """Number of configurations in the space."""
         return float(np.prod([dimension.size for dimension in self.dimensions]))
-
-    def untried(self, tried: Iterable[str], rng: np.random.Generator) -> Configuration | None:
-        """A random configuration with a key that is not in `tried`; None if none is found."""
-        tried_keys = set(tried)
-        for _ in range(_MOST_DRAWS):
-            drawn = {dimension.name: _drawn(dimension, rng) for dimension in self.dimensions}
-            if key_of(drawn) not in tried_keys:
-                return drawn
-        return None
 
     def neighbours(self, configuration: Configuration, max_points: int) -> list[Configuration]:
         """Those that differ in one dimension, of at most `max_points` in a range, by one step."""
@@ -126,20 +116,6 @@ def _server_words(name: str, value: Value) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", str(value)]
-
-
-def _drawn(dimension: Dimension, rng: np.random.Generator) -> Value:
-    if dimension.choices is not None:
-        return dimension.choices[int(rng.integers(len(dimension.choices)))]
-    if dimension.step is not None or dimension.whole:
-        step = dimension.step or 1
-        value = dimension.low + step * int(rng.integers(int(dimension.size)))
-        return int(value) if dimension.whole else dimension.rounded(value)
-    if dimension.log:
-        return dimension.rounded(
-            float(np.exp(rng.uniform(np.log(dimension.low), np.log(dimension.high))))
-        )
-    return dimension.rounded(float(rng.uniform(dimension.low, dimension.high)))
 
 
 def key_of(configuration: Configuration) -> str:

@@ -24,9 +24,9 @@ from .evaluate_configuration import (
 )
 from .last_race import LAST_RACE_RUNS, LAST_RACE_SEEDS, LEAST_ROUNDS, last_race
 from .runs import FAULTS, InfeasibleError, Runs
-from .samplers import GRID_POINTS, SAMPLERS, ByNumber
+from .samplers import GRID_POINTS, MOST_GRID_POINTS, SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
-from .space import Configuration, Tuning, key_of
+from .space import Tuning, key_of
 from .study_results import (
     CONFIGURATION,
     KEY,
@@ -230,7 +230,7 @@ class StudyWorker:
         except NotDoneError:
             raise  # as in other trials
         except SloBenchError as error:  # the races decide, as without it
-            self._tell_failed(trial, str(error))
+            self._tell_unusable(trial, "failed", error)
             return
         note(trial, STANDINGS, [(k, rps, runs[k].requests) for k, rps in estimates_rps.items()])
         self.study.tell(trial, estimates_rps[race["trials"][0]])
@@ -251,29 +251,24 @@ class StudyWorker:
         return sampler.exhausted(self.study)
 
     def _queue_untried(self, trials: Sequence[FrozenTrial], *, stuck: bool) -> bool:
-        """Queue an untried neighbour of the leader, if the sampler has a model, or where the study
-        is stuck any untried configuration; whether there is one, or the sampler can go on.
+        """Queue an untried neighbour of the leader, if the sampler has a model of its own, or of
+        any trial where the study is stuck; False if it is and no untried one is left.
         """
-        tried = {key for trial in trials if (key := noted(trial, KEY)) is not None}
-        rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
-        space, aim = self.tuning.space, self.tuning.aim
-        moves = self.tuning.settings.sampler == "tpe" and aim.single is not None
-        leaders = best_of(trials, aim, estimated=True) if moves else ()
-        near = [
+        tried = {noted(trial, KEY) for trial in trials}
+        moves = self.tuning.settings.sampler == "tpe"
+        leaders = best_of(trials, self.tuning.aim, estimated=True) if moves else ()
+        untried = [
             neighbour
-            for leader in leaders
-            for neighbour in space.neighbours(leader.configuration, GRID_POINTS)
+            for row in (rows_of(trials).values() if stuck else leaders)
+            for neighbour in self.tuning.space.neighbours(
+                row.configuration, MOST_GRID_POINTS if stuck else GRID_POINTS
+            )
             if key_of(neighbour) not in tried
         ]
-        if near:
-            untried: Configuration | None = near[rng.integers(len(near))]
-        elif stuck:
-            untried = space.untried(tried, rng)
-        else:
-            return True
-        if untried is not None:
-            self.study.enqueue_trial(dict(untried))
-        return untried is not None
+        if untried:
+            rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
+            self.study.enqueue_trial(dict(untried[rng.integers(len(untried))]))
+        return bool(untried) or not stuck
 
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
@@ -294,7 +289,7 @@ class StudyWorker:
         try:
             runs = self.evaluation.runs_of(configuration)
         except InfeasibleError as error:
-            self._tell_infeasible(trial, error)
+            self._tell_unusable(trial, "infeasible", error)
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -313,12 +308,12 @@ class StudyWorker:
             raise  # the trial is interrupted without a result
         except InfeasibleError as error:
             self._note_requests(trial, runs)
-            self._tell_infeasible(trial, error)
+            self._tell_unusable(trial, "infeasible", error)
             return
         except SloBenchError as error:
             self.evaluation.servers.stop()
             self._note_requests(trial, runs)
-            self._tell_failed(trial, str(error))
+            self._tell_unusable(trial, "failed", error)
             return
         self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -330,15 +325,11 @@ class StudyWorker:
         if faults := runs.faults:
             trial.set_user_attr(FAULTS, faults)
 
-    def _tell_failed(self, trial: Trial, reason: str) -> None:
+    def _tell_unusable(self, trial: Trial, state: str, reason: object) -> None:
         """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
         nothing.
         """
-        trial.set_user_attr("failed", reason)
-        self.study.tell(trial, state=TrialState.PRUNED)
-
-    def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
-        trial.set_user_attr("infeasible", str(error))
+        trial.set_user_attr(state, str(reason))
         self.study.tell(trial, state=TrialState.PRUNED)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
@@ -366,7 +357,7 @@ class StudyWorker:
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
-            self._tell_failed(trial, "an objective has no value: nothing was served")
+            self._tell_unusable(trial, "failed", "an objective has no value: nothing was served")
             return
         note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self.tuning.settings.sampler]

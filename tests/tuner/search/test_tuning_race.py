@@ -274,9 +274,12 @@ def test_race_tells_who_is_as_good_within_its_error(pace):
     on_its_own = dataclasses.replace(pace, met=met_by(OnItsOwn(4.0, 1), pace, first_seed=77))
     assert raced(Formula(4.0), on_its_own).close
     assert not raced(Formula(3.0), on_its_own).close
-    assert not raced(
+    same = raced(
         Formula(4.0), dataclasses.replace(pace, met=met_by(Formula(4.0), pace, first_seed=77))
-    ).close
+    )
+    assert same.lost
+    assert same.close
+    assert same.same
 
 
 def test_race_drops_an_equal_configuration_early(pace):
