@@ -75,6 +75,11 @@ class PruningThreshold:
     met: tuple[tuple[float, ...], ...]  # by run and batch
     requests: tuple[int, ...]  # in each run
 
+    @property
+    def logits_above(self) -> float:
+        """Logits by which the attainment of its runs is above the target."""
+        return self.slope * math.log(self.estimate_rps / self.rate_rps)
+
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> PruningThreshold:
         """From `vars` of a threshold, as a trial's attributes have them."""
@@ -505,11 +510,13 @@ class ConfigurationEvaluator:
                 met = tuple(run.batch_met for run in raced.runs)
                 return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)
             begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)
-        if pace is None or begin_rps > _NEAR * pace.rate_rps:
-            own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
-        else:  # the slope is about the leader's, and a climb takes half of a race's requests
+        own_pace = None
+        if pace is not None and begin_rps <= _NEAR * pace.rate_rps:
+            # The slope is about the leader's, and a climb takes half of a race's requests.
             near, rate_rps = replace(pace, gpus=gpus), min(begin_rps, _NARROW * pace.rate_rps)
             own_pace = _moved_pace(runs, near, rate_rps, self.aim.target, first_seed)
+        if own_pace is None or own_pace.logits_above > _OFF_LOGITS:
+            own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
         if own_pace is None or pace is None or raced.estimate_rps <= pace.estimate_rps:
             return own_pace
         # On the same requests it was better, whatever others say.
@@ -531,7 +538,9 @@ class ConfigurationEvaluator:
         usual_requests = options.budget.requests
         if most_requests is not None and most_requests < (usual_requests or math.inf):
             enough = max(most_requests, LEAST_RUNS * options.requests)
-            options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
+            budget = replace(options.budget, requests=enough, horizons=0)
+            shortest = max(LEAST_REQUESTS, min(options.requests, enough // (2 * LEAST_RUNS)))
+            options = replace(options, budget=budget, requests=shortest)
         neighbours = [] if near_rps is None else [near_rps]
         begin_rps = near_rps or start_rps(experiment, runs.spec, runs)
         return search_cell(
