@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from optuna.trial import Trial
 
@@ -166,8 +167,6 @@ def _range(name: str, text: str, whole: bool) -> Dimension:
     low, high = value_of(low_text.strip()), value_of(high_text.strip())
     if not _is_number(low) or not _is_number(high) or how.strip() not in ("", "log"):
         raise SloBenchError(f"cannot read the range {text!r} of {name}; {_FORMS}")
-    assert not isinstance(low, str)
-    assert not isinstance(high, str)
     if low > high:
         raise SloBenchError(f"{name} is searched from {low:g} down to {high:g}: swap them")
     log = how.strip() == "log"
@@ -191,7 +190,7 @@ def _stepped(name: str, text: str, whole: bool) -> Dimension:
     return of_values(name, [int(v) if v == int(v) and whole else v for v in values])
 
 
-def _is_number(value: Value) -> bool:
+def _is_number(value: Value) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

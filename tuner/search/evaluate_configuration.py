@@ -160,8 +160,7 @@ def _moved_pace(
             rate_rps, runs, widest = three_digits(moved(rate_rps, move)), [], widest / 2
         elif away < -2 * _LOST_LOGITS:
             return None  # hardly a request meets its SLO, and no other would be told from it
-    met = tuple(run.batch_met for run in runs)
-    estimate_rps = moved(rate_rps, away / slope)
+    met, estimate_rps = tuple(run.batch_met for run in runs), moved(rate_rps, away / slope)
     return PruningThreshold(rate_rps, estimate_rps, slope, pace.gpus, met, requests)
 
 

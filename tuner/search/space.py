@@ -217,9 +217,7 @@ def _read(name: str, values: Asked, *, whole: bool, needs_range: bool) -> Dimens
         raise SloBenchError(f"give the values of {name} to search, as in --search {name}=1,2,4")
     if isinstance(values, str):
         return parse(name, values, whole=whole)
-    if isinstance(values, Sequence):
-        return of_values(name, list(values))
-    return of_values(name, [values])
+    return of_values(name, list(values) if isinstance(values, Sequence) else [values])
 
 
 def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
@@ -274,12 +272,8 @@ def _counts(stock: System, name: str) -> bool:
 def counts_gpus(space: Space) -> tuple[str, ...]:
     """The dimensions that change a configuration's number of GPUs, unless that is fixed."""
     stock = system(space.system)
-    return tuple(
-        dimension.name
-        for dimension in space.dimensions
-        if dimension.name in _COUNTING
-        or (dimension.name in stock.bounds() and _counts(stock, dimension.name))
-    )
+    names, own = [dimension.name for dimension in space.dimensions], stock.bounds()
+    return tuple(n for n in names if n in _COUNTING or (n in own and _counts(stock, n)))
 
 
 def _is_set(experiment: Experiment, name: str) -> bool:

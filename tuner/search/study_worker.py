@@ -125,12 +125,9 @@ class StudyWorker:
             return trial
 
     def _spent(self, begun: Sequence[FrozenTrial], trials: Sequence[FrozenTrial]) -> bool:
-        settings = self.tuning.settings
-        tried = counted(begun)
-        infeasible = len(begun) - len(tried)
-        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
-            return True
-        return self._over_budget(trials)
+        most, tried = self.tuning.settings.trials, len(counted(begun))
+        ended = tried >= most or len(begun) - tried >= _MOST_INFEASIBLE * most
+        return ended or self._over_budget(trials)
 
     def _over_budget(self, trials: Sequence[FrozenTrial]) -> bool:
         """Whether only what is kept for the last race and the search of the leader's capacity is
@@ -230,7 +227,7 @@ class StudyWorker:
         except NotDoneError:
             raise  # as in other trials
         except SloBenchError as error:  # the races decide, as without it
-            self._tell_unusable(trial, "failed", error)
+            self._tell_unusable(trial, error)
             return
         note(trial, STANDINGS, [(k, rps, runs[k].requests) for k, rps in estimates_rps.items()])
         self.study.tell(trial, estimates_rps[race["trials"][0]])
@@ -289,7 +286,7 @@ class StudyWorker:
         try:
             runs = self.evaluation.runs_of(configuration)
         except InfeasibleError as error:
-            self._tell_unusable(trial, "infeasible", error)
+            self._tell_unusable(trial, error)
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -306,14 +303,10 @@ class StudyWorker:
             )
         except NotDoneError:
             raise  # the trial is interrupted without a result
-        except InfeasibleError as error:
-            self._note_requests(trial, runs)
-            self._tell_unusable(trial, "infeasible", error)
-            return
         except SloBenchError as error:
             self.evaluation.servers.stop()
             self._note_requests(trial, runs)
-            self._tell_unusable(trial, "failed", error)
+            self._tell_unusable(trial, error)
             return
         self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -325,11 +318,12 @@ class StudyWorker:
         if faults := runs.faults:
             trial.set_user_attr(FAULTS, faults)
 
-    def _tell_unusable(self, trial: Trial, state: str, reason: object) -> None:
+    def _tell_unusable(self, trial: Trial, reason: SloBenchError | str) -> None:
         """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
         nothing.
         """
-        trial.set_user_attr(state, str(reason))
+        infeasible = isinstance(reason, InfeasibleError)
+        trial.set_user_attr("infeasible" if infeasible else "failed", str(reason))
         self.study.tell(trial, state=TrialState.PRUNED)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
@@ -357,7 +351,7 @@ class StudyWorker:
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
-            self._tell_unusable(trial, "failed", "an objective has no value: nothing was served")
+            self._tell_unusable(trial, "an objective has no value: nothing was served")
             return
         note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self.tuning.settings.sampler]
