@@ -91,8 +91,7 @@ class PruningThreshold:
 class RaceResult:
     """Result of a race: whether it was lost, the estimated capacity, and what was run for it.
 
-    `close`: it may be as good as the leader, within the error of the race. `same`: it has the very
-    same in SLO, as one that differs in bursts alone.
+    `close`: it may be as good as the leader, within the error of the race, and is not the same.
     `raced_rps`: the estimate by the share in SLO alone.
     """
 
@@ -100,7 +99,6 @@ class RaceResult:
     estimate_rps: float
     runs: tuple[LevelSample, ...]
     close: bool = False
-    same: bool = False
     raced_rps: float = math.nan
 
     @property
@@ -276,13 +274,13 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     if not runs:
         return RaceResult(lost, pace.estimate_rps, ())
     gained, error = gained_by_batch([run.batch_met for run in runs], pace.met)
-    close, same = float(gained.sum()) >= -_CLOSE_SIGMAS * error, not gained.any()
+    close = bool(gained.any()) and float(gained.sum()) > -_CLOSE_SIGMAS * error
     raced_rps = estimate_rps = moved(pace.estimate_rps, _ahead(runs, pace) / pace.slope)
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
         most_rps = min(pace.estimate_rps, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
         estimate_rps = min(estimate_rps, most_rps)
-    return RaceResult(lost, estimate_rps, tuple(runs), close, same, raced_rps)
+    return RaceResult(lost, estimate_rps, tuple(runs), close, raced_rps)
 
 
 def moved(rate_rps: float, log_factor: float) -> float:
@@ -467,7 +465,6 @@ class ConfigurationEvaluator:
                     "raced_requests": raced_requests,
                     "raced_rps": finite(raced.raced_rps),
                     "close": raced.close,
-                    "same": raced.same,
                 }
                 report(raced_requests, raced.estimate_rps)
             else:

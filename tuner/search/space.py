@@ -272,8 +272,8 @@ def _counts(stock: System, name: str) -> bool:
 def counts_gpus(space: Space) -> tuple[str, ...]:
     """The dimensions that change a configuration's number of GPUs, unless that is fixed."""
     stock = system(space.system)
-    names, own = [dimension.name for dimension in space.dimensions], stock.bounds()
-    return tuple(n for n in names if n in _COUNTING or (n in own and _counts(stock, n)))
+    names, bounds = [dimension.name for dimension in space.dimensions], stock.bounds()
+    return tuple(n for n in names if n in _COUNTING or (n in bounds and _counts(stock, n)))
 
 
 def _is_set(experiment: Experiment, name: str) -> bool:

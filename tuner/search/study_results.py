@@ -242,8 +242,7 @@ def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> list[
 
 def close_ones(trials: Sequence[FrozenTrial], aim: Aim) -> list[TrialRow]:
     """The leader of a study for the capacity, and whoever may be as good by the races: near former
-    leaders and those that lost within the error of a race; the best first, and last those that did
-    the same as a leader, since they often are the same.
+    leaders and those that lost within the error of a race; the best first.
     """
     rows, led = rows_of(trials), {t.number for t in trials if noted(t, PACE) is not None}
     leaders = best_of(trials, aim, estimated=True)
@@ -261,10 +260,7 @@ def close_ones(trials: Sequence[FrozenTrial], aim: Aim) -> list[TrialRow]:
         and raced_rps(row) >= near_rps
     ]
 
-    def order(row: TrialRow) -> tuple[bool, bool, float, int]:
-        return row not in leaders, row.figures.get("same", False), -raced_rps(row), row.number
-
-    return sorted(close, key=order)
+    return sorted(close, key=lambda row: (row not in leaders, -raced_rps(row), row.number))
 
 
 def _row(trial: FrozenTrial, result: FrozenTrial) -> TrialRow:

@@ -125,8 +125,8 @@ class StudyWorker:
             return trial
 
     def _spent(self, begun: Sequence[FrozenTrial], trials: Sequence[FrozenTrial]) -> bool:
-        most, tried = self.tuning.settings.trials, len(counted(begun))
-        ended = tried >= most or len(begun) - tried >= _MOST_INFEASIBLE * most
+        trial_limit, tried = self.tuning.settings.trials, len(counted(begun))
+        ended = tried >= trial_limit or len(begun) - tried >= _MOST_INFEASIBLE * trial_limit
         return ended or self._over_budget(trials)
 
     def _over_budget(self, trials: Sequence[FrozenTrial]) -> bool:
