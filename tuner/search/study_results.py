@@ -49,7 +49,9 @@ _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
 LOST = "lost"
 _UNUSABLE = ("failed", "infeasible")
-_NEAR = 1.25  # times, by which the estimate of one that may be as good is at most below the best
+_NEAR = (
+    2.0  # times, by which the estimate of one that races on is at most below the best; rates differ
+)
 
 
 @dataclass(frozen=True)

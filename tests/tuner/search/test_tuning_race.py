@@ -373,10 +373,10 @@ def test_former_leader_far_behind_does_not_race_on(pace):
     lost = {"lost": True, "close": True, "requests": 200}
     trials = [
         ended_trial(0, "a", {}, pace),
-        ended_trial(1, "b", {}, dataclasses.replace(pace, estimate_rps=8.0)),
+        ended_trial(1, "b", {}, dataclasses.replace(pace, estimate_rps=9.0)),
         ended_trial(2, "c", lost | {"raced_rps": 7.5}),
     ]
-    for trial, rps in zip(trials, (4.0, 8.0, 7.5), strict=True):
+    for trial, rps in zip(trials, (4.0, 9.0, 7.5), strict=True):
         trial.system_attrs["slo_bench:values"] = [rps]
     assert [row.number for row in close_ones(trials, aim)] == [1, 2]
 
