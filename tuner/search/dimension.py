@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from optuna.trial import Trial
 
@@ -78,21 +79,22 @@ class Dimension:
         """All values, or `max_points` that are spread over the range."""
         if self.choices is not None:
             return self.choices
-        if self.step is not None or self.whole:
-            step = self.step or 1
-            count = math.floor((self.high - self.low) / step + 1e-9) + 1
-            if count <= max_points or self.step is not None:
-                values = [self.low + step * k for k in range(count)]
-                return tuple(int(v) if self.whole else round(v, 9) for v in values)
-        spread: list[Value] = []
-        for k in range(max_points):
-            share = k / (max_points - 1) if max_points > 1 else 0.0
-            if self.log:
-                value = self.low * (self.high / self.low) ** share
-            else:
-                value = self.low + (self.high - self.low) * share
-            spread.append(round(value) if self.whole else self.rounded(value))
-        return tuple(dict.fromkeys(spread))
+        if self.step is not None or self.size <= max_points:
+            values = [self.low + (self.step or 1) * k for k in range(int(self.size))]
+        else:
+            shares = [k / max(max_points - 1, 1) for k in range(max_points)]
+            ratio, width = self.high / self.low if self.log else 1.0, self.high - self.low
+            values = [self.low * ratio**s if self.log else self.low + width * s for s in shares]
+        return tuple(dict.fromkeys(round(v) if self.whole else self.rounded(v) for v in values))
+
+    def neighbours(self, value: Value, max_points: int) -> list[Value]:
+        """The nearest of its `points` below and above a number; of words all others."""
+        points = {*self.points(max_points), value}
+        if any(isinstance(point, str) for point in points):
+            return [point for point in self.points(max_points) if point != value]
+        ordered = sorted(points, key=float)
+        place = ordered.index(value)
+        return [*ordered[max(place - 1, 0) : place], *ordered[place + 1 : place + 2]]
 
     @property
     def size(self) -> float:
@@ -165,8 +167,6 @@ def _range(name: str, text: str, whole: bool) -> Dimension:
     low, high = value_of(low_text.strip()), value_of(high_text.strip())
     if not _is_number(low) or not _is_number(high) or how.strip() not in ("", "log"):
         raise SloBenchError(f"cannot read the range {text!r} of {name}; {_FORMS}")
-    assert not isinstance(low, str)
-    assert not isinstance(high, str)
     if low > high:
         raise SloBenchError(f"{name} is searched from {low:g} down to {high:g}: swap them")
     log = how.strip() == "log"
@@ -190,7 +190,7 @@ def _stepped(name: str, text: str, whole: bool) -> Dimension:
     return of_values(name, [int(v) if v == int(v) and whole else v for v in values])
 
 
-def _is_number(value: Value) -> bool:
+def _is_number(value: Value) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -55,6 +55,7 @@ _FAR_LOGITS = 1.0  # from the target, where attainment says little of difference
 _OFF_LOGITS = 1.5  # where a leader's runs move; the first of them flatters, as it begins empty
 _LOST_LOGITS = 3.0  # below it, where a slope says nothing either
 _WIDEST_MOVE, _LEAST_MOVE = 0.2, 0.04  # of the logarithm of the rate
+_NEAR = 1.6  # times a leader's rate, up to which a new leader does not climb
 _NARROW = 1.25  # times, between rates that pass and fail
 _SLOPES = (2.0, 60.0)  # the range of a slope
 
@@ -73,6 +74,11 @@ class PruningThreshold:
     gpus: int
     met: tuple[tuple[float, ...], ...]  # by run and batch
     requests: tuple[int, ...]  # in each run
+
+    @property
+    def logits_above(self) -> float:
+        """Logits by which the attainment of its runs is above the target."""
+        return self.slope * math.log(self.estimate_rps / self.rate_rps)
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> PruningThreshold:
@@ -126,7 +132,20 @@ def pace_of(
     # In less, a system that is overloaded has not missed an SLO yet.
     least = max(LEAST_REQUESTS, sample.requests_to_settle)
     requests = tuple(max(least, math.ceil(longest * share)) for share in LADDER)
-    runs: list[LevelSample] = []
+    climbed_pace = PruningThreshold(rate_rps, rate_rps, slope, gpus, (), requests)
+    return _moved_pace(runner, climbed_pace, rate_rps, target, first_seed)
+
+
+def _moved_pace(
+    runner: LevelRunner, pace: PruningThreshold, rate_rps: float, target: float, first_seed: int
+) -> PruningThreshold | None:
+    """The threshold that a configuration sets at about that rate, with runs that last as long as
+    those of `pace`; None if hardly a request meets its SLO, or the client was late.
+    """
+    slope, rate_rps, runs = pace.slope, three_digits(rate_rps), list[LevelSample]()
+    requests = tuple(
+        math.ceil(count * max(rate_rps / pace.rate_rps, 1.0)) for count in pace.requests
+    )
     widest = _WIDEST_MOVE  # halved at each move, so that moves end
     while len(runs) < len(requests):
         place = len(runs)
@@ -139,9 +158,8 @@ def pace_of(
             rate_rps, runs, widest = three_digits(moved(rate_rps, move)), [], widest / 2
         elif away < -2 * _LOST_LOGITS:
             return None  # hardly a request meets its SLO, and no other would be told from it
-    met = tuple(run.batch_met for run in runs)
-    estimate_rps = moved(rate_rps, away / slope)
-    return PruningThreshold(rate_rps, estimate_rps, slope, gpus, met, requests)
+    met, estimate_rps = tuple(run.batch_met for run in runs), moved(rate_rps, away / slope)
+    return PruningThreshold(rate_rps, estimate_rps, slope, pace.gpus, met, requests)
 
 
 def _climbed(
@@ -488,7 +506,13 @@ class ConfigurationEvaluator:
                 met = tuple(run.batch_met for run in raced.runs)
                 return replace(pace, gpus=gpus, met=met, estimate_rps=raced.estimate_rps)
             begin_rps = min(raced.estimate_rps, 2 * pace.rate_rps)
-        own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
+        own_pace = None
+        if pace is not None and begin_rps <= _NEAR * pace.rate_rps:
+            # The slope is about the leader's, and a climb takes half of a race's requests.
+            near, rate_rps = replace(pace, gpus=gpus), min(begin_rps, _NARROW * pace.rate_rps)
+            own_pace = _moved_pace(runs, near, rate_rps, self.aim.target, first_seed)
+        if own_pace is None or own_pace.logits_above > _OFF_LOGITS:
+            own_pace = pace_of(runs, self.options, begin_rps, gpus=gpus, first_seed=first_seed)
         if own_pace is None or pace is None or raced.estimate_rps <= pace.estimate_rps:
             return own_pace
         # On the same requests it was better, whatever others say.
@@ -510,7 +534,9 @@ class ConfigurationEvaluator:
         usual_requests = options.budget.requests
         if most_requests is not None and most_requests < (usual_requests or math.inf):
             enough = max(most_requests, LEAST_RUNS * options.requests)
-            options = replace(options, budget=replace(options.budget, requests=enough, horizons=0))
+            budget = replace(options.budget, requests=enough, horizons=0)
+            shortest = max(LEAST_REQUESTS, min(options.requests, enough // (2 * LEAST_RUNS)))
+            options = replace(options, budget=budget, requests=shortest)
         neighbours = [] if near_rps is None else [near_rps]
         begin_rps = near_rps or start_rps(experiment, runs.spec, runs)
         return search_cell(

@@ -163,11 +163,7 @@ def checked(name: str, dimensions: Sequence[Dimension], objectives: int) -> Samp
         raise SloBenchError(
             f"the sampler {name} takes one objective, but there are {objectives}; use nsga2 or tpe"
         )
-    words = [
-        dimension.name
-        for dimension in dimensions
-        if dimension.choices is not None and len(dimension.choices) > 1
-    ]
+    words = [d.name for d in dimensions if d.choices is not None and len(d.choices) > 1]
     if kind.numbers and words:
         raise SloBenchError(
             f"the sampler {name} searches numbers, but {words[0]} is one of several words; fix it "

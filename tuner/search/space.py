@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ Asked = str | Sequence[Value] | Value  # the range or values of a searched name
 
 PARAMETERS = "parameters"  # all of the system's own
 SERVER = "server."  # begins the name of a server's own option
-_MOST_DRAWS = 2000
 
 SETTINGS = {  # of an experiment that may be searched
     path: declaration
@@ -65,14 +64,13 @@ class Space:
         """Number of configurations in the space."""
         return float(np.prod([dimension.size for dimension in self.dimensions]))
 
-    def untried(self, tried: Iterable[str], rng: np.random.Generator) -> Configuration | None:
-        """A random configuration with a key that is not in `tried`; None if none is found."""
-        tried_keys = set(tried)
-        for _ in range(_MOST_DRAWS):
-            drawn = {dimension.name: _drawn(dimension, rng) for dimension in self.dimensions}
-            if key_of(drawn) not in tried_keys:
-                return drawn
-        return None
+    def neighbours(self, configuration: Configuration, max_points: int) -> list[Configuration]:
+        """Those that differ in one dimension, of at most `max_points` in a range, by one step."""
+        return [
+            {**configuration, dimension.name: value}
+            for dimension in self.dimensions
+            for value in dimension.neighbours(configuration[dimension.name], max_points)
+        ]
 
     def applied(self, experiment: Experiment, configuration: Configuration) -> Experiment:
         """The experiment with a configuration in place of its own settings.
@@ -118,20 +116,6 @@ def _server_words(name: str, value: Value) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", str(value)]
-
-
-def _drawn(dimension: Dimension, rng: np.random.Generator) -> Value:
-    if dimension.choices is not None:
-        return dimension.choices[int(rng.integers(len(dimension.choices)))]
-    if dimension.step is not None or dimension.whole:
-        step = dimension.step or 1
-        value = dimension.low + step * int(rng.integers(int(dimension.size)))
-        return int(value) if dimension.whole else dimension.rounded(value)
-    if dimension.log:
-        return dimension.rounded(
-            float(np.exp(rng.uniform(np.log(dimension.low), np.log(dimension.high))))
-        )
-    return dimension.rounded(float(rng.uniform(dimension.low, dimension.high)))
 
 
 def key_of(configuration: Configuration) -> str:
@@ -233,9 +217,7 @@ def _read(name: str, values: Asked, *, whole: bool, needs_range: bool) -> Dimens
         raise SloBenchError(f"give the values of {name} to search, as in --search {name}=1,2,4")
     if isinstance(values, str):
         return parse(name, values, whole=whole)
-    if isinstance(values, Sequence):
-        return of_values(name, list(values))
-    return of_values(name, [values])
+    return of_values(name, list(values) if isinstance(values, Sequence) else [values])
 
 
 def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
@@ -290,12 +272,8 @@ def _counts(stock: System, name: str) -> bool:
 def counts_gpus(space: Space) -> tuple[str, ...]:
     """The dimensions that change a configuration's number of GPUs, unless that is fixed."""
     stock = system(space.system)
-    return tuple(
-        dimension.name
-        for dimension in space.dimensions
-        if dimension.name in _COUNTING
-        or (dimension.name in stock.bounds() and _counts(stock, dimension.name))
-    )
+    names, bounds = [dimension.name for dimension in space.dimensions], stock.bounds()
+    return tuple(n for n in names if n in _COUNTING or (n in bounds and _counts(stock, n)))
 
 
 def _is_set(experiment: Experiment, name: str) -> bool:

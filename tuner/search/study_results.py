@@ -49,6 +49,9 @@ _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
 LOST = "lost"
 _UNUSABLE = ("failed", "infeasible")
+_NEAR = (
+    2.0  # times, by which the estimate of one that races on is at most below the best; rates differ
+)
 
 
 @dataclass(frozen=True)
@@ -240,21 +243,24 @@ def to_prove(trials: Sequence[FrozenTrial], aim: Aim, *, default: bool) -> list[
 
 
 def close_ones(trials: Sequence[FrozenTrial], aim: Aim) -> list[TrialRow]:
-    """The leader of a study for the capacity, and whoever may be as good by the races: former
+    """The leader of a study for the capacity, and whoever may be as good by the races: near former
     leaders and those that lost within the error of a race; the best first.
     """
     rows, led = rows_of(trials), {t.number for t in trials if noted(t, PACE) is not None}
     leaders = best_of(trials, aim, estimated=True)
+
+    def raced_rps(row: TrialRow) -> float:
+        return float(row.figures.get("raced_rps", (row.values or (0.0,))[0]))
+
+    near_rps = max(map(raced_rps, leaders), default=0.0) / _NEAR
     close = [
         row
         for row in rows.values()
         if row.values is not None
         and row.state not in _UNUSABLE
         and (row in leaders or row.number in led or row.figures.get("close"))
+        and raced_rps(row) >= near_rps
     ]
-
-    def raced_rps(row: TrialRow) -> float:
-        return float(row.figures.get("raced_rps", (row.values or (0.0,))[0]))
 
     return sorted(close, key=lambda row: (row not in leaders, -raced_rps(row), row.number))
 

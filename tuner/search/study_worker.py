@@ -24,7 +24,7 @@ from .evaluate_configuration import (
 )
 from .last_race import LAST_RACE_RUNS, LAST_RACE_SEEDS, LEAST_ROUNDS, last_race
 from .runs import FAULTS, InfeasibleError, Runs
-from .samplers import SAMPLERS, ByNumber
+from .samplers import GRID_POINTS, MOST_GRID_POINTS, SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
 from .space import Tuning, key_of
 from .study_results import (
@@ -114,9 +114,9 @@ class StudyWorker:
             trials = self.study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state is TrialState.WAITING]
             begun = [t for t in trials if t.state is not TrialState.WAITING and proposed(t)]
-            ended = self._spent(begun, _requests(trials)) or self._exhausted()
-            if not ended and not waiting and known_in_a_row(begun) >= _STUCK:
-                ended = not self._queue_untried(trials)
+            ended = self._spent(begun, trials) or self._exhausted()
+            if not ended and not waiting:
+                ended = not self._queue_untried(trials, stuck=known_in_a_row(begun) >= _STUCK)
             cut_before = any(noted(t, OWNER) or not proposed(t) for t in waiting)
             if ended and not cut_before:
                 return self._begin_last_race(trials) or self._begin_proof(trials)
@@ -124,22 +124,20 @@ class StudyWorker:
             note(trial, OWNER, self.name)
             return trial
 
-    def _spent(self, begun: Sequence[FrozenTrial], requests: int) -> bool:
-        settings = self.tuning.settings
-        tried = counted(begun)
-        infeasible = len(begun) - len(tried)
-        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
-            return True
-        return self._over_budget(requests)
+    def _spent(self, begun: Sequence[FrozenTrial], trials: Sequence[FrozenTrial]) -> bool:
+        trial_limit, tried = self.tuning.settings.trials, len(counted(begun))
+        ended = tried >= trial_limit or len(begun) - tried >= _MOST_INFEASIBLE * trial_limit
+        return ended or self._over_budget(trials)
 
-    def _over_budget(self, requests: int) -> bool:
+    def _over_budget(self, trials: Sequence[FrozenTrial]) -> bool:
         """Whether only what is kept for the last race and the search of the leader's capacity is
         left of a budget.
         """
         most_requests = self.tuning.settings.max_requests
         if most_requests is not None:
-            race_share = LAST_RACE_SHARE * self.evaluation.races_on
-            if requests >= (1 - race_share) * most_requests - self._kept_requests:
+            races_on = self.evaluation.races_on and len(close_ones(trials, self.tuning.aim)) > 1
+            race_share = LAST_RACE_SHARE * races_on
+            if _requests(trials) >= (1 - race_share) * most_requests - self._kept_requests:
                 return True
         return self._over_time()
 
@@ -229,7 +227,7 @@ class StudyWorker:
         except NotDoneError:
             raise  # as in other trials
         except SloBenchError as error:  # the races decide, as without it
-            self._tell_failed(trial, str(error))
+            self._tell_unusable(trial, error)
             return
         note(trial, STANDINGS, [(k, rps, runs[k].requests) for k, rps in estimates_rps.items()])
         self.study.tell(trial, estimates_rps[race["trials"][0]])
@@ -241,7 +239,7 @@ class StudyWorker:
         return bool(self._unproved(self.study.get_trials(deepcopy=False)))
 
     def _unproved(self, trials: Sequence[FrozenTrial]) -> list[TrialRow]:
-        default = not self._over_budget(_requests(trials))
+        default = not self._over_budget(trials)
         return to_prove(trials, self.tuning.aim, default=default)
 
     def _exhausted(self) -> bool:
@@ -249,14 +247,25 @@ class StudyWorker:
         assert isinstance(sampler, ByNumber)
         return sampler.exhausted(self.study)
 
-    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
-        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
-        rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
-        untried = self.tuning.space.untried(tried, rng)
-        if untried is None:
-            return False
-        self.study.enqueue_trial(dict(untried))
-        return True
+    def _queue_untried(self, trials: Sequence[FrozenTrial], *, stuck: bool) -> bool:
+        """Queue an untried neighbour of the leader, if the sampler has a model of its own, or of
+        any trial where the study is stuck; False if it is and no untried one is left.
+        """
+        tried = {noted(trial, KEY) for trial in trials}
+        moves = self.tuning.settings.sampler == "tpe"
+        leaders = best_of(trials, self.tuning.aim, estimated=True) if moves else ()
+        untried = [
+            neighbour
+            for row in (rows_of(trials).values() if stuck else leaders)
+            for neighbour in self.tuning.space.neighbours(
+                row.configuration, MOST_GRID_POINTS if stuck else GRID_POINTS
+            )
+            if key_of(neighbour) not in tried
+        ]
+        if untried:
+            rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
+            self.study.enqueue_trial(dict(untried[rng.integers(len(untried))]))
+        return bool(untried) or not stuck
 
     def _evaluate(self, trial: Trial) -> None:
         configuration = self.tuning.space.suggest(trial)
@@ -277,7 +286,7 @@ class StudyWorker:
         try:
             runs = self.evaluation.runs_of(configuration)
         except InfeasibleError as error:
-            self._tell_infeasible(trial, error)
+            self._tell_unusable(trial, error)
             return
         # Without itself: it may have been cut between its pace and its end.
         trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -294,14 +303,10 @@ class StudyWorker:
             )
         except NotDoneError:
             raise  # the trial is interrupted without a result
-        except InfeasibleError as error:
-            self._note_requests(trial, runs)
-            self._tell_infeasible(trial, error)
-            return
         except SloBenchError as error:
             self.evaluation.servers.stop()
             self._note_requests(trial, runs)
-            self._tell_failed(trial, str(error))
+            self._tell_unusable(trial, error)
             return
         self._note_requests(trial, runs)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -313,15 +318,12 @@ class StudyWorker:
         if faults := runs.faults:
             trial.set_user_attr(FAULTS, faults)
 
-    def _tell_failed(self, trial: Trial, reason: str) -> None:
+    def _tell_unusable(self, trial: Trial, reason: SloBenchError | str) -> None:
         """A pruned trial without a value is the worst to a sampler; of a failed one it would learn
         nothing.
         """
-        trial.set_user_attr("failed", reason)
-        self.study.tell(trial, state=TrialState.PRUNED)
-
-    def _tell_infeasible(self, trial: Trial, error: InfeasibleError) -> None:
-        trial.set_user_attr("infeasible", str(error))
+        infeasible = isinstance(reason, InfeasibleError)
+        trial.set_user_attr("infeasible" if infeasible else "failed", str(reason))
         self.study.tell(trial, state=TrialState.PRUNED)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
@@ -349,7 +351,7 @@ class StudyWorker:
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
-            self._tell_failed(trial, "an objective has no value: nothing was served")
+            self._tell_unusable(trial, "an objective has no value: nothing was served")
             return
         note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self.tuning.settings.sampler]

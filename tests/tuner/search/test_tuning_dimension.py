@@ -85,3 +85,19 @@ def test_dimension_holds_its_suggestions_and_points(dimension, seed):
     if math.isfinite(dimension.size) and dimension.size <= 5:
         assert len(dimension.points(5)) == dimension.size
         assert value in dimension.points(5)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "neighbours"),
+    [
+        ("1,2,4", 2, [1, 4]),
+        ("4,1,2", 1, [2]),
+        ("0:6:2", 6, [4]),
+        ("0..8", 4.0, [2.0, 6.0]),
+        ("0..8", 3.3, [2.0, 4.0]),
+        ("edf,sjf,fcfs", "sjf", ["edf", "fcfs"]),
+        ("true,false", True, [False]),
+    ],
+)
+def test_neighbours_are_the_next_points_of_numbers_and_all_other_words(text, value, neighbours):
+    assert parse("x", text).neighbours(value, max_points=5) == neighbours

@@ -220,6 +220,16 @@ def test_winner_climbs_where_the_rate_says_little(pace, tmp_path, of_before, cli
     assert leader.estimate_rps > pace.estimate_rps
 
 
+@pytest.mark.parametrize(("times", "climbs"), [(1.13, False), (4.0, True)])
+def test_winner_near_the_leader_takes_its_slope_and_does_not_climb(pace, tmp_path, times, climbs):
+    runner = Formula(times * pace.rate_rps, slope=8.0)
+    leader = winner(runner, pace, Formula(0.9 * pace.rate_rps), tmp_path)
+    assert leader.rate_rps > pace.rate_rps
+    assert (leader.slope == pace.slope) is not climbs
+    if not climbs:
+        assert runner.spent <= sum(pace.requests[:2]) + 2 * sum(leader.requests)
+
+
 class OnItsOwn(Formula):
     """Draws that no other configuration has: differences are as uncertain as can be."""
 
@@ -356,6 +366,19 @@ def study_that_raced_on(pace, aim):
     trials.append(ended_trial(4, "last race", {"last_race": {"trials": [1, 2, 0]}}))
     trials[-1].system_attrs["slo_bench:standings"] = [[2, 4.1, 900], [1, 4.05, 900], [0, 4.0, 500]]
     return trials
+
+
+def test_former_leader_far_behind_does_not_race_on(pace):
+    aim = prepared(Experiment(systems="sarathi"), TuneSettings()).aim
+    lost = {"lost": True, "close": True, "requests": 200}
+    trials = [
+        ended_trial(0, "a", {}, pace),
+        ended_trial(1, "b", {}, dataclasses.replace(pace, estimate_rps=9.0)),
+        ended_trial(2, "c", lost | {"raced_rps": 7.5}),
+    ]
+    for trial, rps in zip(trials, (4.0, 9.0, 7.5), strict=True):
+        trial.system_attrs["slo_bench:values"] = [rps]
+    assert [row.number for row in close_ones(trials, aim)] == [1, 2]
 
 
 def test_winner_of_the_last_race_leads_whatever_its_races_said(pace):

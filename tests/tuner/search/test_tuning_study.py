@@ -97,6 +97,24 @@ def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     assert outcome.study.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
 
 
+@pytest.mark.parametrize("sampler_seed", [0, 1])
+def test_tpe_steps_from_the_leader_before_it_draws(tmp_path, sampler_seed):
+    settings = quick(
+        search={"chunk_tokens": "128,256,512,1024,2048", "max_num_seqs": "4,16,64,256"},
+        objectives=("attainment",),
+        rate_rps=1.0,
+        trials=4,
+        sampler_seed=sampler_seed,
+    )
+    rows = tune(EXPERIMENT, settings, tmp_path / "o").study.trials
+    points = [tuple(row.configuration.values()) for row in rows]
+    assert points[0] == (512, 256)
+    steps = {(256, 256), (1024, 256), (512, 64)}
+    leads = max(rows[:2], key=lambda row: row.values[0]).number  # the first of equals
+    assert points[1] in steps
+    assert leads > 0 or points[2] in steps
+
+
 @pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
 def test_trial_not_stationary_has_its_duration(tmp_path, rate, drifts):
     at_rate = quick(objectives="attainment", rate_rps=rate, trials=1, confirm=True)
