@@ -290,37 +290,49 @@ def _body(
 
 def read_batch(path: Path) -> WorkloadTrace:
     """Read requests of OpenAI's batch API, as vLLM's `run-batch` takes: `{"url": …, "body": …}` a
-    line. Chats keep their messages, requests their other fields; they ask for their `max_tokens`,
-    without it for 256. What is neither a chat nor a completion of one text is left out.
+    line. Chats keep their messages, requests their other fields but those that are null; they ask
+    for their `max_tokens`, without it for 256. `prompt_tokens` beside the body says what images
+    take. What is neither a chat nor a completion of one text is left out.
 
     Raises:
         FileFormatError: a line cannot be read.
     """
-    table = read_jsonl(path, ("body",), ("custom_id", "method", "url"))
-    rows = _Rows()
-    assumed = 0
-    for row, request in enumerate(table.columns["body"]):
-        if not isinstance(request, dict):
-            raise table.fail(row, f"body must be a JSON object but is {request!r:.40}")
-        prompt = request.get("prompt")
-        if not request.get("messages") and not (isinstance(prompt, str) and prompt):
+    table = read_jsonl(path, ("body",), ("custom_id", "method", "url", PROMPT))
+    table.used.update(table.columns)
+    rows, models = _Rows(), set()
+    assumed = several = 0
+    for row, body in enumerate(table.columns["body"]):
+        if not isinstance(body, dict):
+            raise table.fail(row, f"body must be a JSON object but is {body!r:.40}")
+        request = {key: value for key, value in body.items() if value is not None}
+        prompt, url = request.get("prompt"), table.columns["url"][row] or "completions"
+        is_text = request.get("messages") or (isinstance(prompt, str) and prompt)
+        if not is_text or "completions" not in str(url):
             continue
-        limits = [request.get(name) for name in _LIMITS]
-        limit = next((value for value in limits if value is not None), CUSTOM_OUTPUT_TOKENS)
+        limit = request.get(_LIMITS[0], request.get(_LIMITS[1], CUSTOM_OUTPUT_TOKENS))
         if type(limit) is not int or not 1 <= limit <= MOST_TOKENS:
             raise table.fail(row, f"max_tokens must be a whole number from 1 on but is {limit!r}")
-        assumed += not any(limits)
+        assumed += not request.keys() & set(_LIMITS)
+        several += request.get("n", 1) != 1
+        models.add(str(request.get("model")))
+        counts = {PROMPT: table.columns[PROMPT][row]}
+        _check_counts(path, f"line {table.line[row]}", counts)
         fields = {key: value for key, value in request.items() if key not in (*OWN, *_LIMITS)}
-        rows.add({}, prompt, limit, _body(table, row, fields))
+        rows.add(counts, prompt, limit, _body(table, row, fields, None, counts[PROMPT]))
     left_out = len(table) - len(rows.texts)
     if not rows.texts:
         raise FileFormatError(path, None, "no request has messages, or a prompt that is a text")
-    notes = ["answers are taken to be as long as max_tokens"]
-    if assumed:
-        notes.append(f"{assumed} requests without max_tokens ask for {CUSTOM_OUTPUT_TOKENS}")
-    if left_out:
-        notes.append(f"{left_out} of {len(table)} requests, without a text, left out")
-    return rows.trace(path, tuple(notes))
+    left_out_text = (
+        f"{left_out} of {len(table)} requests left out: no chat, no completion of a text"
+    )
+    facts = {
+        "answers are taken to be as long as max_tokens": True,
+        f"{assumed} requests without max_tokens ask for {CUSTOM_OUTPUT_TOKENS}": assumed,
+        f"{several} requests that ask for several answers (n) get one": several,
+        f"all are of one model, though they name {len(models)}": len(models) > 1,
+        left_out_text: left_out,
+    }
+    return rows.trace(path, (*(fact for fact in facts if facts[fact]), *table.unused()))
 
 
 def read_longbench(path: Path) -> WorkloadTrace:
