@@ -541,15 +541,16 @@ class WaitsFold:
 def _after_start(workload: Workload, requests: Requests, counted: Mask) -> dict[str, float]:
     """Attainment and TTFT without the requests with which the clients of a closed loop begin at
     one moment: they wait for each other as no later ones do. Nothing where none of them counts.
-    A refused or failed request is no client's first: another one comes at once in its place.
+    For a refused or failed request another one comes at once: they begin until each client waits.
     """
     records, clients = requests.records, workload.concurrency or 1
     if clients == 1:
         return {}
-    refused = np.isin(records.outcome, (Outcome.REJECTED, Outcome.FAILED))
-    order = np.argsort(np.where(refused, np.inf, records.arrival_s), kind="stable")
+    order = np.argsort(records.arrival_s, kind="stable")
+    waits = np.isin(records.outcome[order], (Outcome.REJECTED, Outcome.FAILED), invert=True)
+    end = np.searchsorted(np.cumsum(waits), clients) + 1
     first, later = counted.copy(), counted.copy()
-    first[order[clients:]] = later[order[:clients]] = False
+    first[order[end:]] = later[order[:end]] = False
     if not (first.any() and later.any()):
         return {}
     figures = {name: FIGURES[name] for name in ("attainment", "ttft_p99_s")}

@@ -241,16 +241,18 @@ def test_closed_loop_has_figures_without_requests_that_start_together():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.FAILED])
-def test_what_is_refused_at_once_is_no_client_s_first_request(outcome):
-    # Two clients; a request that is refused takes no place, and another one comes at once.
-    arrival, served = [0.0, 0.0, 0.0, 0.0, 4.0, 5.0], Outcome.FINISHED
-    first, finish = [NAN, 1.0, NAN, 3.0, 4.25, 5.25], [NAN, 4.0, NAN, 5.0, 6.0, 7.0]
-    outcomes = [outcome, served, outcome, served, served, served]
-    r = records(arrival, first, finish, [0, 11, 0, 11, 11, 11], outcomes)
-    row = metrics(workload(arrival, ttft_slo_s=floats(2.0), concurrency=2), result(r))
-    assert row["started_together"] == 2
-    assert (row["attainment"], row["attainment_after_start"]) == (0.5, 0.5)
+def test_clients_whose_requests_are_refused_begin_with_others(outcome):
+    # Two clients; one whose request is refused sends another one at once. The last row is one that
+    # a simulated door refuses: it has no arrival of its own.
+    arrival, served = [0.0, 0.0, 0.001, 4.0, 5.0, 0.0], Outcome.FINISHED
+    first, finish = [NAN, 1.0, 3.0, 4.25, 5.25, NAN], [NAN, 4.0, 5.0, 6.0, 7.0, NAN]
+    outcomes = [outcome, served, served, served, served, Outcome.REJECTED]
+    r = records(arrival, first, finish, [0, 11, 11, 11, 11, 0], outcomes)
+    w = workload([0.0] * 6, ttft_slo_s=floats(2.0), concurrency=2)
+    row = metrics(w, result(r))
+    assert row["started_together"] == 4
     assert row["ttft_p99_s_after_start"] == pytest.approx(0.25)
+    assert "started_together" not in metrics(dataclasses.replace(w, concurrency=5), result(r))
 
 
 def test_figures_of_no_values_are_nan():
