@@ -210,8 +210,7 @@ def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combina
                 "it fits on"
             )
     workload = _workload(values, experiment)
-    has_load = source(workload).closed_loop or experiment.rates or experiment.replay_speeds
-    if not has_load:
+    if not (source(workload).closed_loop or experiment.rates or experiment.replay_speeds):
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )
