@@ -408,7 +408,7 @@ _OF_CELLS: tuple[Figure, ...] = (
     Figure("attainment_CLASS", "share", "attainment of a class, model or adapter"),
     Figure("session_p50_s", "s", "first arrival to last answer of a session, median"),
     Figure("session_p99_s", "s", "first arrival to last answer of a session, 99th percentile"),
-    Figure("started_together", "requests", "of a closed loop, sent before the first answer ended"),
+    Figure("started_together", "requests", "with which the clients of a closed loop begin"),
     Figure("attainment_after_start", "share", "attainment of the other requests"),
     Figure("ttft_p99_s_after_start", "s", "TTFT of the other requests, 99th percentile"),
     Figure("wait_mean_s_ROLE", "s", "mean wait for the first batch at instances of a role"),
@@ -541,12 +541,16 @@ class WaitsFold:
 def _after_start(workload: Workload, requests: Requests, counted: Mask) -> dict[str, float]:
     """Attainment and TTFT without the requests with which the clients of a closed loop begin at
     one moment: they wait for each other as no later ones do. Nothing where none of them counts.
+    For a refused or failed request another one comes at once: they begin until each client waits.
     """
-    if workload.concurrency is None:
+    records, clients = requests.records, workload.concurrency or 1
+    if clients == 1:
         return {}
-    records = requests.records
-    first = counted & (records.arrival_s < np.fmin.reduce(left_s(records), initial=np.inf))
-    later = counted & ~first
+    order = np.argsort(records.arrival_s, kind="stable")
+    waits = np.isin(records.outcome[order], (Outcome.REJECTED, Outcome.FAILED), invert=True)
+    end = np.searchsorted(np.cumsum(waits), clients) + 1
+    first, later = counted.copy(), counted.copy()
+    first[order[end:]] = later[order[:end]] = False
     if not (first.any() and later.any()):
         return {}
     figures = {name: FIGURES[name] for name in ("attainment", "ttft_p99_s")}

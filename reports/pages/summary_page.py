@@ -79,8 +79,8 @@ def started_together_text(cells: pd.DataFrame) -> str:
     if "started_together" not in cells:
         return ""
     started = cells[cells["valid"] & cells["started_together"].notna()]
-    places = ["facet", "series", "level_rps", "started_together"]
-    figures = [f"{name}{end}" for name in _STARTING for end in ("", _LATER)]
+    places = ["facet", "series", "level_rps"]
+    figures = ["started_together", *(f"{name}{end}" for name in _STARTING for end in ("", _LATER))]
     levels = started.groupby(places, sort=False)[figures].mean().reset_index()
     gain = (levels[f"attainment{_LATER}"] - levels["attainment"]).abs()
     ratio = levels["ttft_p99_s"] / levels[f"ttft_p99_s{_LATER}"]

@@ -12,7 +12,11 @@ from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_te
 from slo_bench.reports.figures.levels import combine, levels, series_names
 from slo_bench.reports.pages import bands_page as bands
 from slo_bench.reports.pages.answer import answer
-from slo_bench.reports.pages.summary_page import careful_lines, level_table
+from slo_bench.reports.pages.summary_page import (
+    careful_lines,
+    level_table,
+    started_together_text,
+)
 from slo_bench.reports.terminal.run_answer import run_screen
 from slo_bench.reports.terminal.run_details import MOST_LINES, run_details
 
@@ -167,6 +171,17 @@ def test_a_closed_loop_tells_figures_without_requests_that_start_together(make_r
     assert f"{shares}, TTFT p99 {seconds_text(0.5)} ({seconds_text(2.0)})" in line
     later = {"attainment_after_start": 0.805, "ttft_p99_s_after_start": 1.9}
     assert closed_loop_line(make_run, "alike", **later) == ""
+
+
+def test_seeds_of_a_closed_loop_are_one_level_whatever_number_starts_together(make_run):
+    figures = {"attainment": 0.8, "ttft_p99_s": 2.0}
+    later = {"attainment_after_start": 0.9, "ttft_p99_s_after_start": 0.5}
+    run = make_run("seeds", requests=60, seeds=2, started_together=8, **figures, **later)
+    cells = combine(read_runs([run]))
+    cells.loc[cells["seed"] == 1, ["started_together", "attainment_after_start"]] = [10, 1.0]
+    text = started_together_text(cells)
+    assert "without the first 9 requests" in text
+    assert f"has {percent_text(0.95)} in SLO" in text
 
 
 def test_careful_lines_name_unfitted_and_invalid_cells(make_run):

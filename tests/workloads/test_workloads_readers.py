@@ -382,8 +382,43 @@ def test_requests_of_the_batch_api_keep_messages_and_fields(tmp_path):
     assert trace.workload.texts == [None, None, "1234"]
     assert trace.workload.bodies is not None
     assert trace.workload.bodies[0] == {"messages": messages, "temperature": 0.3}
-    assert "1 of 4 requests, without a text, left out" in trace.notes
+    assert "1 of 4 left out, as no chat and no completion of a text" in trace.notes
     assert "1 requests without max_tokens ask for 256" in trace.notes
+
+
+def test_fields_of_batch_requests_that_are_null_are_as_if_not_there(tmp_path):
+    request = batch_request(1, prompt="1234", messages=None, tools=None, max_tokens=9, stop=None)
+    trace = read(stored(tmp_path, request))
+    assert trace.workload.prompt_tokens.tolist() == [1]
+    assert trace.workload.bodies is None
+
+
+def test_what_is_not_sent_of_a_batch_request_is_told(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "1234"}], "max_tokens": 9}
+    embedding = {"custom_id": "3", "url": "/v1/embeddings", "body": chat}
+    requests = (
+        batch_request(1, model="a", n=4, stream=True, **chat),
+        batch_request(2, model="b", n=1, **chat),
+        json.dumps({**embedding, "timestamp": 5}),
+    )
+    trace = read(stored(tmp_path, "\n".join(requests)))
+    assert trace.workload.prompt_tokens.tolist() == [1, 1]
+    assert "1 requests that ask for several answers (n) get one" in trace.notes
+    assert "all are of one model, though they name 2" in trace.notes
+    assert "1 of 3 left out, as no chat and no completion of a text" in trace.notes
+    assert "not used: timestamp" in trace.notes
+
+
+def test_a_batch_request_with_an_image_may_tell_its_tokens(tmp_path):
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+    body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 9}
+    request = {"custom_id": "1", "url": "/v1/chat/completions", "body": body}
+    with pytest.raises(FileFormatError, match="give prompt_tokens"):
+        read(stored(tmp_path, json.dumps(request)))
+    trace = read(stored(tmp_path, json.dumps({**request, "prompt_tokens": 900})))
+    assert trace.workload.prompt_tokens.tolist() == [900]
+    with pytest.raises(FileFormatError, match="prompt_tokens must be a whole number"):
+        read(stored(tmp_path, json.dumps({**request, "prompt_tokens": "900"})))
 
 
 @pytest.mark.parametrize(

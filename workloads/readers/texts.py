@@ -68,11 +68,8 @@ class _Rows:
         self.prompt_tokens.append(
             approximate_tokens(text) if prompt_tokens is None else int(prompt_tokens)
         )
-        if row.get("output_tokens"):
-            self.output_tokens.append(int(row["output_tokens"]))
-        else:
-            counted = output if isinstance(output, int) else approximate_tokens(output)
-            self.output_tokens.append(counted)
+        counted = output if isinstance(output, int) else approximate_tokens(output)
+        self.output_tokens.append(int(row.get("output_tokens") or counted))
 
     def trace(self, path: Path, notes: tuple[str, ...]) -> WorkloadTrace:
         if self.approximate:
@@ -247,11 +244,7 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
         counts = {role: table.columns[name][row] for role, name in counted.items()}
         answers = [table.columns[key][row] for key in _ANSWERS]
         answer = next((text for text in answers if isinstance(text, str) and text), None)
-        for key, value in counts.items():
-            if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
-                raise table.fail(
-                    row, f"{key} must be a whole number from 1 on but is {value!r:.40}"
-                )
+        _check_row_counts(table, row, counts)
         assumed += counts["output_tokens"] is None and answer is None
         body, images = table.columns["body"][row], table.columns[IMAGES][row]
         fields = _body(table, row, body, images, counts[PROMPT])
@@ -264,6 +257,12 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
     return rows.trace(path, (*notes, *table.unused()))
 
 
+def _check_row_counts(table: FileTable, row: int, counts: dict[str, Any]) -> None:
+    for key, value in counts.items():
+        if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
+            raise table.fail(row, f"{key} must be a whole number from 1 on but is {value!r:.40}")
+
+
 def _body(
     table: FileTable, row: int, body: Any, images: Any = None, prompt_tokens: int | None = None
 ) -> Body | None:
@@ -274,13 +273,9 @@ def _body(
     """
     if body is None and images is None:
         return None
+    image_fields = {} if images is None else {IMAGES: images}
     try:
-        fields = checked(
-            {
-                **({} if body is None else checked(body)),
-                **({} if images is None else {IMAGES: images}),
-            }
-        )
+        fields = checked(checked({} if body is None else body) | image_fields)
     except SloBenchError as error:
         raise table.fail(row, str(error)) from None
     if has_images(fields) and prompt_tokens is None:
@@ -290,37 +285,44 @@ def _body(
 
 def read_batch(path: Path) -> WorkloadTrace:
     """Read requests of OpenAI's batch API, as vLLM's `run-batch` takes: `{"url": …, "body": …}` a
-    line. Chats keep their messages, requests their other fields; they ask for their `max_tokens`,
-    without it for 256. What is neither a chat nor a completion of one text is left out.
+    line. Chats keep their messages, requests their other fields but those that are null; they ask
+    for their `max_tokens`, without it for 256. Prompt tokens beside the body say what images
+    take. What is neither a chat nor a completion of one text is left out.
 
     Raises:
         FileFormatError: a line cannot be read.
     """
-    table = read_jsonl(path, ("body",), ("custom_id", "method", "url"))
-    rows = _Rows()
-    assumed = 0
-    for row, request in enumerate(table.columns["body"]):
-        if not isinstance(request, dict):
-            raise table.fail(row, f"body must be a JSON object but is {request!r:.40}")
-        prompt = request.get("prompt")
-        if not request.get("messages") and not (isinstance(prompt, str) and prompt):
+    table = read_jsonl(path, ("body",), ("custom_id", "method", "url", PROMPT))
+    table.used.update(table.columns)
+    rows, models = _Rows(), set()
+    assumed = several = 0
+    for row, body in enumerate(table.columns["body"]):
+        if not isinstance(body, dict):
+            raise table.fail(row, f"body must be a JSON object but is {body!r:.40}")
+        request = {key: value for key, value in body.items() if value is not None}
+        prompt, url = request.get("prompt"), table.columns["url"][row] or "completions"
+        is_text = request.get("messages") or (isinstance(prompt, str) and prompt)
+        if not is_text or "completions" not in str(url):
             continue
-        limits = [request.get(name) for name in _LIMITS]
-        limit = next((value for value in limits if value is not None), CUSTOM_OUTPUT_TOKENS)
-        if type(limit) is not int or not 1 <= limit <= MOST_TOKENS:
-            raise table.fail(row, f"max_tokens must be a whole number from 1 on but is {limit!r}")
-        assumed += not any(limits)
+        limit = request.get(_LIMITS[0], request.get(_LIMITS[1], CUSTOM_OUTPUT_TOKENS))
+        assumed += not request.keys() & set(_LIMITS)
+        several += request.get("n", 1) != 1
+        models.add(str(request.get("model")))
+        counts = {PROMPT: table.columns[PROMPT][row]}
+        _check_row_counts(table, row, {**counts, "max_tokens": limit})
         fields = {key: value for key, value in request.items() if key not in (*OWN, *_LIMITS)}
-        rows.add({}, prompt, limit, _body(table, row, fields))
+        rows.add(counts, prompt, limit, _body(table, row, fields, None, counts[PROMPT]))
     left_out = len(table) - len(rows.texts)
     if not rows.texts:
         raise FileFormatError(path, None, "no request has messages, or a prompt that is a text")
-    notes = ["answers are taken to be as long as max_tokens"]
-    if assumed:
-        notes.append(f"{assumed} requests without max_tokens ask for {CUSTOM_OUTPUT_TOKENS}")
-    if left_out:
-        notes.append(f"{left_out} of {len(table)} requests, without a text, left out")
-    return rows.trace(path, tuple(notes))
+    facts = {
+        "answers are taken to be as long as max_tokens": True,
+        f"{assumed} requests without max_tokens ask for {CUSTOM_OUTPUT_TOKENS}": assumed,
+        f"{several} requests that ask for several answers (n) get one": several,
+        f"all are of one model, though they name {len(models)}": len(models) > 1,
+        f"{left_out} of {len(table)} left out, as no chat and no completion of a text": left_out,
+    }
+    return rows.trace(path, (*(fact for fact in facts if facts[fact]), *table.unused()))
 
 
 def read_longbench(path: Path) -> WorkloadTrace:

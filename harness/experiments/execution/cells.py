@@ -464,9 +464,7 @@ def _hardware_of(placement: Placement, instances: int) -> Hardware:
 
 
 def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]], clients: int) -> float:
-    """Arrivals a second; of a closed loop from the first answer on: all clients begin at once."""
-    arrived_s = np.sort(arrival_s[np.isfinite(arrival_s)])
-    if clients > 1:
-        arrived_s = arrived_s[max(0, min(clients, len(arrived_s) - 2)) :]
-    span_s = float(arrived_s[-1] - arrived_s[0]) if len(arrived_s) else 0.0
-    return round((len(arrived_s) - 1) / span_s, 9) if span_s > 0 else float("nan")
+    """Arrivals a second after the first; in a closed loop after those with which clients begin."""
+    arrived_s = arrival_s[np.isfinite(arrival_s)]
+    span_s = float(arrived_s.max() - arrived_s.min()) if len(arrived_s) > clients else 0.0
+    return round((len(arrived_s) - clients) / span_s, 9) if span_s > 0 else float("nan")

@@ -209,12 +209,12 @@ def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combina
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"
             )
-    if experiment.rates is None and experiment.replay_speeds is None:
+    workload = _workload(values, experiment)
+    if not (source(workload).closed_loop or experiment.rates or experiment.replay_speeds):
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )
     place = PlacementSpec.of(values, tp=1)
-    workload = _workload(values, experiment)
     return Combination(values, workload, place, values["gpus"] or 1, instances_given=True)
 
 

@@ -85,6 +85,18 @@ def test_multi_model_plan_refuses_impossible_settings(changes: dict[str, Any], s
         Experiment(**{**SETTINGS, "systems": ["prism"], **changes}).plan()
 
 
+def test_a_closed_loop_of_several_models_is_refused_as_such(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,model\n0,9,9,a\n1,9,9,b\n")
+    models = "assign(llama-3.2-1b, llama-3.1-8b)"
+    settings = {"models": models, "workload": str(trace), "requests": 2}
+    closed = {"rates": None, "duration_s": None, "arrivals": "concurrency(1)"}
+    more = {"slo": "ttft=1", "redraw_arrivals": True, "systems": ["prism"]}
+    experiment = Experiment(**{**SETTINGS, **settings, **closed, **more})
+    with pytest.raises(SloBenchError, match="leave sessions and concurrency out"):
+        experiment.run(tmp_path / "run", jobs=1)
+
+
 def test_derive_slo_prints_slos_of_each_model() -> None:
     arguments = ["derive-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
     arguments += ["--duration", "120"]

@@ -223,18 +223,36 @@ def test_classes_have_their_own_attainment():
 
 
 def test_closed_loop_has_figures_without_requests_that_start_together():
-    # Three clients: the fourth request comes when the first answer has ended, at 4 s.
-    arrival = [0.0, 0.0, 0.1, 4.0, 5.0]
+    # Three clients: the fourth request comes 8 ms after the engine has ended the first answer, and
+    # before that one's last token has passed the front end, at 4 s.
+    arrival = [0.0, 0.0, 0.1, 3.999, 5.0]
     r = records(arrival, [1.0, 3.0, 3.5, 4.5, 5.25], [4.0, 5.0, 6.0, 7.0, 8.0], [11] * 5)
     w = workload(arrival, ttft_slo_s=floats(2.0), concurrency=3)
     row = metrics(w, result(r))
     assert row["started_together"] == 3
     assert (row["attainment"], row["attainment_after_start"]) == (0.6, 1.0)
-    assert row["ttft_p99_s_after_start"] == pytest.approx(0.25 + 0.99 * 0.25)
+    assert row["ttft_p99_s_after_start"] == pytest.approx(0.25 + 0.99 * 0.251)
     left_out = metrics(w, result(r), warmup_s=1.0)
     assert "started_together" not in left_out
     assert left_out["attainment"] == 1.0
-    assert "started_together" not in metrics(dataclasses.replace(w, concurrency=None), result(r))
+    for clients in (None, 1):
+        other = metrics(dataclasses.replace(w, concurrency=clients), result(r))
+        assert "started_together" not in other
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.FAILED])
+def test_clients_whose_requests_are_refused_begin_with_others(outcome):
+    # Two clients; one whose request is refused sends another one at once. The last row is one that
+    # a simulated door refuses: it has no arrival of its own.
+    arrival, served = [0.0, 0.0, 0.001, 4.0, 5.0, 0.0], Outcome.FINISHED
+    first, finish = [NAN, 1.0, 3.0, 4.25, 5.25, NAN], [NAN, 4.0, 5.0, 6.0, 7.0, NAN]
+    outcomes = [outcome, served, served, served, served, Outcome.REJECTED]
+    r = records(arrival, first, finish, [0, 11, 11, 11, 11, 0], outcomes)
+    w = workload([0.0] * 6, ttft_slo_s=floats(2.0), concurrency=2)
+    row = metrics(w, result(r))
+    assert row["started_together"] == 4
+    assert row["ttft_p99_s_after_start"] == pytest.approx(0.25)
+    assert "started_together" not in metrics(dataclasses.replace(w, concurrency=5), result(r))
 
 
 def test_figures_of_no_values_are_nan():
