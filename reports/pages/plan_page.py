@@ -182,7 +182,7 @@ def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) 
         worst = min(refuted, key=lambda plan: plan.verdict.attainment)
         lines.append(
             f"{len(refuted)} carried the load in the search and not in these runs, and are left "
-            f"out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
+            f"out; the worst had {percent_text(worst.verdict.attainment)} in SLO: {worst.name}"
         )
     return lines
 
@@ -356,7 +356,7 @@ def _answer(row: Row) -> str:
     name, keeps = ", ".join(plan_parts(row)[:2]), row["keeps_probability"]
     return (
         f"Cheapest: {name}, for {row['usd_per_hour']:.2f} USD per hour "
-        f"with {row['attainment']:.1%} of requests in SLO"
+        f"with {percent_text(row['attainment'])} of requests in SLO"
         + ("." if keeps is None else f"; P(SLO) {keeps:.0%}.")
     )
 

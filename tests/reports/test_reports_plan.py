@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.reports.pages.plan_page import plan_rows, undominated, write_plan
+from slo_bench.reports.pages.plan_page import (
+    confirmed_lines,
+    plan_rows,
+    undominated,
+    write_plan,
+)
+from slo_bench.tuner.planning.deployment_levels import Verdict
 from slo_bench.tuner.planning.plan_search import PlanOptions, TargetLoad, plan_cheapest
 
 
@@ -35,6 +42,12 @@ def row(usd, ttft_s, spare, joules=None):
 )
 def test_undominated_plans_form_the_front(rows, front):
     assert undominated(rows) == front
+
+
+def test_refuted_plan_just_below_its_target_does_not_read_as_at_it():
+    below = Verdict(False, 0.98966, 0.984, 0.993, runs=5, requests=40_000)
+    plan = SimpleNamespace(verdict=below, name="4 × vllm on b200")
+    assert "the worst had 98.9 % in SLO" in confirmed_lines([plan], [plan])[-1]
 
 
 @pytest.mark.slow

@@ -181,9 +181,8 @@ class Levels:
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
-        if self.pool and not any(
-            line in held for held in (self._known, self._earlier, self._begun)
-        ):
+        levels = self._known, self._earlier, self._begun
+        if self.pool and not any(line in lines for lines in levels):
             self._begun[line] = self.pool.begin(judged, level)
 
     def drop_begun(self) -> None:

@@ -265,10 +265,13 @@ class PlanSearch:
             fitted = [candidate for candidate in candidates if self._has_fit(candidate.offer)]
             plans += islice(self._cheapest(fitted), 1)
         if not plans:
+            least = min(offer.least_instances * offer.gpus for offer in every)
+            way_on = "allow more (--max-gpus), a lower rate, or a longer SLO if one alone misses it"
+            if least > load.most_gpus:
+                way_on = f"it takes at least {least:,}: allow more (--max-gpus), or a lower rate"
             raise SloBenchError(
-                f"no offer of up to {load.most_gpus} GPUs carries {load.whole_rps:g} req/s "
-                f"with {load.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
-                "rate: even alone a request may be too slow for the SLO on these GPUs"
+                f"no offer of up to {load.most_gpus} GPUs carries {load.whole_rps:g} req/s with "
+                f"{load.target:g} of requests in SLO; {way_on}"
             )
         self._levels.drop_begun()
         ranked = sorted(
@@ -479,19 +482,17 @@ def with_capacity(
     at_most_rps = sized.instances * sized.offer.alone_rps
     is_simulated = runner_of is simulated_runner
     runs: list[tuple[float, RequestSample]] = []
+    simulated = CellRunner(spec, "plan", Simulator(samples=runs), None)
     [capacity] = find_capacity(
-        CellRunner(spec, "plan", Simulator(samples=runs), None)
-        if is_simulated
-        else runner_of(spec),
+        simulated if is_simulated else runner_of(spec),
         start_rps=rate_rps,
         options=options,
         neighbours=(rate_rps, max(at_most_rps, rate_rps * _BRACKET)),
         earlier_runs=confirmed.samples,
     ).capacities
     if capacity.capacity_rps is not None:
-        capacity = replace(
-            capacity, low_rps=max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
-        )
+        low_rps = max(capacity.low_rps, min(rate_rps, capacity.capacity_rps))
+        capacity = replace(capacity, low_rps=low_rps)
     fitted = spec.deployment.step_time.fitted
     figures = _figures(spec, target, confirmed, runs) if is_simulated else None
     return replace(sized, capacity=capacity, fitted=fitted, figures=figures)
