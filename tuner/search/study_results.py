@@ -49,9 +49,8 @@ _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
 LOST = "lost"
 _UNUSABLE = ("failed", "infeasible")
-_NEAR = (
-    2.0  # times, by which the estimate of one that races on is at most below the best; rates differ
-)
+# Times by which the estimate of one that races on is at most below the best: rates differ.
+_NEAR = 2.0
 
 
 @dataclass(frozen=True)
