@@ -86,9 +86,9 @@ def test_answers_of_each_api_have_the_tokens_of_their_usage(thinker, api):
     assert (columns.outcome == Outcome.FINISHED).all()
     assert (columns.completion_tokens == columns.output_tokens).all()
     assert (columns.output_tokens == TOKENS).all()
-    # Four tokens an event or more: a server that lags sends several events as one.
+    # Four tokens an event or more: a server that lags sends several as one, or at one moment.
     assert ((columns.chunks > 0) & (columns.chunks < TOKENS / 2)).all()
-    assert (columns.untimed_tokens[columns.chunks > 1] < TOKENS).all()
+    assert (columns.untimed_tokens <= TOKENS).all()
     assert not (columns.unsure | columns.refuted).any()
     prompts = columns.prompt_tokens
     assert (prompts == 30).all() if api is Api.COMPLETIONS else (prompts > 100).all()
