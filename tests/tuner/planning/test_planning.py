@@ -348,48 +348,41 @@ def test_rate_with_a_run_not_stationary_is_not_carried(batch_met, backlog):
     assert not verdict_of(Unsteady(), 5.0, 0.6, CONFIRM).carries
 
 
+class Growing:
+    """All requests are in time; the backlog of each run grows by the next of `grown`, of those
+    after them by the last.
+    """
+
+    def __init__(self, *grown):
+        self.grown, self.sizes = grown, []
+
+    def run(self, rate_rps, seed, requests):
+        self.sizes.append(requests)
+        grown = self.grown[min(len(self.sizes), len(self.grown)) - 1]
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=(requests // 20,) * 20,
+            batch_requests=(requests // 20,) * 20,
+            backlog=(*[0] * 11, *[grown] * 10),
+        )
+
+
 def test_undecided_short_runs_are_followed_by_longer_ones():
-    class Wavering:
-        sizes: ClassVar[list[int]] = []
-
-        def run(self, rate_rps, seed, requests):
-            self.sizes.append(requests)
-            up_and_down = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, *[40] * 10)  # however long the run is
-            return LevelSample(
-                rate_rps=rate_rps,
-                seed=seed,
-                requests=requests,
-                batch_met=(requests // 20,) * 20,
-                batch_requests=(requests // 20,) * 20,
-                backlog=up_and_down,
-            )
-
-    assert verdict_of(Wavering(), 5.0, 0.9, SEARCH).carries
-    assert Wavering.sizes == [2000]  # what a search finds is confirmed
-    Wavering.sizes.clear()
-    assert verdict_of(Wavering(), 5.0, 0.9, replace(SEARCH, proving=True)).carries
-    assert Wavering.sizes == sorted(Wavering.sizes)
-    assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
+    runner = Growing(40)  # however long the run is
+    assert verdict_of(runner, 5.0, 0.9, SEARCH).carries
+    assert runner.sizes == [2000]  # what a search finds is confirmed
+    runner = Growing(40)
+    assert verdict_of(runner, 5.0, 0.9, replace(SEARCH, proving=True)).carries
+    assert runner.sizes == sorted(runner.sizes)
+    assert runner.sizes[0] == 2000 < runner.sizes[-1] <= 16000
 
 
 def test_confirming_run_after_the_proof_is_as_long_as_the_first():
-    class Filling:
-        sizes: ClassVar[list[int]] = []
-
-        def run(self, rate_rps, seed, requests):
-            self.sizes.append(requests)
-            grown = 160 if len(self.sizes) == 1 else 0  # of 8,000: too many to tell
-            return LevelSample(
-                rate_rps=rate_rps,
-                seed=seed,
-                requests=requests,
-                batch_met=(requests // 20,) * 20,
-                batch_requests=(requests // 20,) * 20,
-                backlog=(*[0] * 11, *[grown] * 10),
-            )
-
-    assert verdict_of(Filling(), 5.0, 0.9, CONFIRM).carries
-    assert Filling.sizes == [8000, 16000, 8000]
+    runner = Growing(160, 0)  # 160 of 8,000: too many to tell
+    assert verdict_of(runner, 5.0, 0.9, CONFIRM).carries
+    assert runner.sizes == [8000, 16000, 8000]
 
 
 @pytest.mark.parametrize(
