@@ -53,6 +53,7 @@ from .summary_page import (
     CUT,
     FEW,
     OVERLOADED_NOTE,
+    STARTED_TOGETHER,
     best_table,
     cut_answers_text,
     few_requests_text,
@@ -61,6 +62,7 @@ from .summary_page import (
     overloaded_levels_text,
     oversize_text,
     shared_cores_text,
+    started_together_text,
     truncated_text,
     unfitted_pairs,
     unplaced_text,
@@ -262,6 +264,7 @@ def _notices(
         ("Models on no GPU.", unplaced_text(cells), "; all their requests are missed."),
         ("Failed requests.", answers_page.failed_text(cells), f"; {_MISSED}"),
         ("Answers.", ". ".join(answers_page.sentences(cells)), "."),
+        ("Closed loop:", started_together_text(cells), STARTED_TOGETHER),
         ("Cut answers.", cut_answers_text(cells), CUT),
         (
             "No per-request records",

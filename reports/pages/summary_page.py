@@ -44,6 +44,7 @@ _STARTING = {"attainment": percent_text, "ttft_p99_s": seconds_text}
 _LATER = "_after_start"
 _LEAST_GAIN = 0.01  # of attainment without them
 _LEAST_RATIO = 1.1  # of TTFT with them to that without
+STARTED_TOGETHER = ". --warmup leaves them out."
 
 
 def overload_heads(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ def careful_lines(cells: pd.DataFrame) -> list[str]:
         ("Models on no GPU, all their requests missed: ", unplaced_text(cells), "."),
         ("", cut_answers_text(cells), CUT),
         *(("", text, ".") for text in answers_page.sentences(cells)),
-        ("Closed loop: ", started_together_text(cells), ". --warmup leaves them out."),
+        ("Closed loop: ", started_together_text(cells), STARTED_TOGETHER),
         ("Served with fewer tokens than the workload has: ", truncated_text(cells), "."),
     ]
     return [f"{begin}{text}{end}" for begin, text, end in facts if text]

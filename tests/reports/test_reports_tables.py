@@ -12,6 +12,7 @@ from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_te
 from slo_bench.reports.figures.levels import combine, levels, series_names
 from slo_bench.reports.pages import bands_page as bands
 from slo_bench.reports.pages.answer import answer
+from slo_bench.reports.pages.run_page import write_report
 from slo_bench.reports.pages.summary_page import (
     careful_lines,
     level_table,
@@ -171,6 +172,14 @@ def test_a_closed_loop_tells_figures_without_requests_that_start_together(make_r
     assert f"{shares}, TTFT p99 {seconds_text(0.5)} ({seconds_text(2.0)})" in line
     later = {"attainment_after_start": 0.805, "ttft_p99_s_after_start": 1.9}
     assert closed_loop_line(make_run, "alike", **later) == ""
+
+
+def test_the_page_of_a_closed_loop_tells_those_figures_too(make_run, tmp_path):
+    figures = {"attainment": 0.8, "ttft_p99_s": 2.0, "started_together": 8}
+    later = {"attainment_after_start": 0.95, "ttft_p99_s_after_start": 0.5}
+    folder = make_run("page", requests=60, **figures, **later)
+    page = write_report([folder], tmp_path / "report.html").read_text()
+    assert "without the first 8 requests, which start together" in page
 
 
 def test_seeds_of_a_closed_loop_are_one_level_whatever_number_starts_together(make_run):
